@@ -1,0 +1,59 @@
+//! One 64-bit hash for pods and prompt blocks, the same in every worker and every build.
+//!
+//! Shared blobs carry these hashes between VMs and survive code updates, so the function is fixed here
+//! and not taken from a crate that may change it. Not for untrusted tables: `hashbrown` keys its own.
+
+const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Folds a 128-bit product to 64 bits: the mixing step of the wyhash family.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    let bytes = product.to_le_bytes();
+    let (low, high) = bytes.split_at(8);
+    read_word(low) ^ read_word(high)
+}
+
+/// Up to eight bytes as a little-endian word; missing bytes are zero.
+fn read_word(bytes: &[u8]) -> u64 {
+    let mut word = [0u8; 8];
+    for (to, from) in word.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    u64::from_le_bytes(word)
+}
+
+/// Hash of `bytes` chained onto `seed`: equal chains mean equal prefixes (up to 64-bit collisions).
+#[must_use]
+pub fn chain(seed: u64, bytes: &[u8]) -> u64 {
+    let mut state = seed ^ MULTIPLIER;
+    for block in bytes.chunks(8) {
+        state = fold(state ^ read_word(block), MULTIPLIER);
+    }
+    fold(state ^ u64::from(crate::num::u32_of_usize(bytes.len())), 0xD6E8_FEB8_6659_FD93)
+}
+
+/// Key of a pod in ledgers, blobs and tables: the hash of its `ip:port` text.
+#[must_use]
+pub fn pod_key(address: &str) -> u64 {
+    chain(0x666f_7265_746f_6b65, address.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_depends_on_every_byte_and_on_its_seed() {
+        let base = chain(1, b"the quick brown fox");
+        assert_ne!(base, chain(2, b"the quick brown fox"));
+        assert_ne!(base, chain(1, b"the quick brown foX"));
+        assert_ne!(chain(0, b""), chain(0, b"\0"));
+    }
+
+    #[test]
+    fn pod_keys_are_stable_across_builds() {
+        // Blobs written by an older module are read by a newer one.
+        assert_eq!(pod_key("127.0.0.1:8000"), pod_key("127.0.0.1:8000"));
+        assert_ne!(pod_key("127.0.0.1:8000"), pod_key("127.0.0.1:8001"));
+    }
+}
