@@ -1,6 +1,29 @@
-//! Reading what a client asks for.
+//! Reading what a client asks for: which API, which model, how long a prompt, and which prefix of it
+//! other requests may share.
 //!
-//! (placeholder head; owner: request/response/telemetry)
+//! A router needs four facts of a request body and none of its meaning, so the body is read in one pass,
+//! strings stay borrowed where JSON allows it, and unknown fields are skipped without being built.
+//!
+//! * `body`: JSON to the pieces of a prompt; every error names the field and what was expected.
+//! * `blocks`: pieces to the canonical prompt's length and its chained block hashes.
+//! * [`tokens`]: bytes to tokens, learned from what engines report.
+//!
+//! The canonical prompt is not what the engine renders (the chat template is the engine's own). It only
+//! has to agree with it about prefixes: what a longer conversation shares with a shorter one here, it shares there.
+//! Hence the tools come first, as engines render them, and nothing closes the last message.
+//!
+//! What it is not: validation on the engine's behalf. A field that routing does not need may hold
+//! anything; the engine will say so.
+
+mod blocks;
+mod body;
+pub mod tokens;
+
+pub use blocks::model_key;
+pub use tokens::TokenEstimator;
+
+/// A model's name is kept and hashed up to this length; names in use are below 100 bytes.
+const MAX_MODEL_BYTES: usize = 256;
 
 /// Which API a request speaks, by its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +37,7 @@ pub enum Api {
 /// How a prompt is cut into blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockOptions {
-    /// Bytes of prompt text in one block (token ids count 4 bytes each).
+    /// Bytes of prompt text in one block (token ids count 4 bytes each). 0 is read as 1.
     pub block_bytes: u32,
     /// At most this many blocks are hashed; the rest of the prompt counts as tail.
     pub max_blocks: u32,
@@ -36,19 +59,19 @@ pub struct Prompt {
 pub struct LlmRequest {
     /// The API spoken.
     pub api: Api,
-    /// Model asked for, at most 256 bytes of it.
+    /// Model asked for, at most 256 bytes of it; empty when the client left it to the engine.
     pub model: String,
     /// Whether the answer is to be streamed.
     pub stream: bool,
     /// Whether the client asked for `usage` in the stream.
     pub include_usage: bool,
-    /// The client's bound on output tokens (`max_tokens`, `max_completion_tokens`).
+    /// The client's bound on output tokens (`max_completion_tokens`, else `max_tokens`).
     pub max_tokens: Option<u32>,
     /// The prompt.
     pub prompt: Prompt,
 }
 
-/// Why a body is no request.
+/// Why a body is no request. The messages never quote the body: it is the client's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// Not JSON.
@@ -60,15 +83,51 @@ pub enum RequestError {
 }
 
 /// The API of a path (its query is ignored), if it is one that is read here.
+///
+/// A gateway may put a prefix before `/v1/`, and a client a slash at the end.
 #[must_use]
-pub fn api_of_path(_path: &str) -> Option<Api> {
-    None
+pub fn api_of_path(path: &str) -> Option<Api> {
+    let path = path
+        .split(['?', '#'])
+        .next()
+        .unwrap_or_default()
+        .trim_end_matches('/');
+    if path.ends_with("/v1/chat/completions") {
+        Some(Api::Chat)
+    } else if path.ends_with("/v1/completions") {
+        Some(Api::Completions)
+    } else {
+        None
+    }
 }
 
 /// Reads a request body.
 ///
 /// # Errors
 /// [`RequestError`] says what was expected where.
-pub fn read_request(_api: Api, _body: &[u8], _options: BlockOptions) -> Result<LlmRequest, RequestError> {
-    Err(RequestError::NotRequest(String::new()))
+pub fn read_request(
+    api: Api,
+    body: &[u8],
+    options: BlockOptions,
+) -> Result<LlmRequest, RequestError> {
+    let body = body::read(api, body)?;
+    let model = leading_bytes(&body.model, MAX_MODEL_BYTES);
+    let prompt = blocks::hash_prompt(model, &body, options);
+    Ok(LlmRequest {
+        api,
+        model: model.to_owned(),
+        stream: body.stream,
+        include_usage: body.include_usage,
+        max_tokens: body.max_completion_tokens.or(body.max_tokens),
+        prompt,
+    })
 }
+
+/// The longest leading part of `text` within `limit` bytes.
+fn leading_bytes(text: &str, limit: usize) -> &str {
+    text.get(..text.floor_char_boundary(limit))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;
