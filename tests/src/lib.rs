@@ -1,1 +1,21 @@
-//! .
+//! foretoken-tests: a real Envoy with the real filter, the real trainer, and pods, driven from Rust.
+//!
+//! The end-to-end tests (`tests/`) and the demo (`src/bin/demo.rs`) share this harness. It starts
+//! processes, waits for what they say of themselves, and reads their figures; it fakes nothing.
+//!
+//! * [`paths`]: where scripts/setup and scripts/build put things, and what to run when they are missing.
+//! * [`process`]: child processes that never outlive their parent.
+//! * [`http`]: a small client; also raw bytes, for what no client would send.
+//! * [`envoy`]: Envoy with `envoy/local/envoy.yaml`, its ports and pods replaced; its statistics.
+//! * [`trainer`]: the trainer process and its status.
+//! * [`pods`]: simulated pods in this process; [`llama_cpp`]: real engines.
+//! * [`rig`]: all of these put together, as a test needs them.
+//! * [`wait`]: waiting for a condition, with a message that says what was seen last.
+
+pub mod envoy;
+pub mod http;
+pub mod llama_cpp;
+pub mod paths;
+pub mod process;
+pub mod trainer;
+pub mod wait;
