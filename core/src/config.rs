@@ -141,7 +141,13 @@ pub struct TelemetryConfig {
 
 impl Default for TelemetryConfig {
     fn default() -> Self {
-        Self { path: "/metrics".to_owned(), interval_ms: 200, timeout_ms: 1000, stale_after_ms: 5000, dialect: None }
+        Self {
+            path: "/metrics".to_owned(),
+            interval_ms: 200,
+            timeout_ms: 1000,
+            stale_after_ms: 5000,
+            dialect: None,
+        }
     }
 }
 
@@ -215,17 +221,11 @@ impl Default for PrefixConfig {
 }
 
 /// Explain headers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExplainConfig {
     /// Answer `x-foretoken-explain: 1` with the decision's terms. Off by default: the answer names pods.
     pub allow: bool,
-}
-
-impl Default for ExplainConfig {
-    fn default() -> Self {
-        Self { allow: false }
-    }
 }
 
 /// A model as it travels in the configuration.
@@ -266,7 +266,9 @@ impl Config {
                 return fail("endpoints.addresses", format!("{address:?}"), "write each pod as ip:port");
             }
         }
-        if self.pick.header.is_empty() || !self.pick.header.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+        if self.pick.header.is_empty()
+            || !self.pick.header.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        {
             return fail("pick.header", format!("{:?}", self.pick.header), "use a lower-case header name");
         }
         for (field, value, low, high, fix) in [
@@ -280,7 +282,13 @@ impl Config {
             ("samples.flush_ms", self.samples.flush_ms, 10, 60_000, "use 10 to 60000"),
             ("samples.buffer", self.samples.buffer, 1, 65_536, "use 1 to 65536"),
             ("prefix.block_bytes", self.prefix.block_bytes, 16, 65_536, "use 16 to 65536"),
-            ("prefix.default_capacity_tokens", self.prefix.default_capacity_tokens, 1, u32::MAX, "use 1 or more"),
+            (
+                "prefix.default_capacity_tokens",
+                self.prefix.default_capacity_tokens,
+                1,
+                u32::MAX,
+                "use 1 or more",
+            ),
             ("prefix.max_blocks", self.prefix.max_blocks, 1024, 4_000_000, "use 1024 to 4000000"),
         ] {
             if value < low || value > high {
@@ -297,7 +305,8 @@ impl Config {
                 return fail(field, value.to_string(), fix);
             }
         }
-        for (field, value) in [("telemetry.path", &self.telemetry.path), ("samples.path", &self.samples.path)] {
+        for (field, value) in [("telemetry.path", &self.telemetry.path), ("samples.path", &self.samples.path)]
+        {
             if !value.starts_with('/') {
                 return fail(field, format!("{value:?}"), "start it with a slash");
             }
@@ -312,7 +321,8 @@ mod tests {
 
     #[test]
     fn the_smallest_configuration_names_a_cluster_and_its_pods() {
-        let config = Config::from_json(br#"{"cluster":"pods","endpoints":{"addresses":["127.0.0.1:8000"]}}"#).unwrap();
+        let config =
+            Config::from_json(br#"{"cluster":"pods","endpoints":{"addresses":["127.0.0.1:8000"]}}"#).unwrap();
         assert_eq!(config.pick.count, 3);
         assert!(config.model.is_none());
     }
@@ -332,7 +342,8 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back_the_same() {
-        let config = Config::from_json(br#"{"cluster":"pods","endpoints":{"admin_cluster":"admin"}}"#).unwrap();
+        let config =
+            Config::from_json(br#"{"cluster":"pods","endpoints":{"admin_cluster":"admin"}}"#).unwrap();
         let text = serde_json::to_vec(&config).unwrap();
         assert_eq!(Config::from_json(&text).unwrap(), config);
     }

@@ -25,7 +25,8 @@ fn read_word(bytes: &[u8]) -> u64 {
 /// Hash of `bytes` chained onto `seed`: equal chains mean equal prefixes (up to 64-bit collisions).
 #[must_use]
 pub fn chain(seed: u64, bytes: &[u8]) -> u64 {
-    let mut state = seed ^ MULTIPLIER;
+    // The seed is mixed before any byte meets it: else (7, "5") and (2, "0") would start the same.
+    let mut state = fold(seed ^ 0xA076_1D64_78BD_642F, MULTIPLIER);
     for block in bytes.chunks(8) {
         state = fold(state ^ read_word(block), MULTIPLIER);
     }
@@ -48,6 +49,10 @@ mod tests {
         assert_ne!(base, chain(2, b"the quick brown fox"));
         assert_ne!(base, chain(1, b"the quick brown foX"));
         assert_ne!(chain(0, b""), chain(0, b"\0"));
+        let mut seen = std::collections::HashSet::new();
+        for seed in 0..100_u64 {
+            assert!((0..100_u64).all(|word| seen.insert(chain(seed, &word.to_le_bytes()))));
+        }
     }
 
     #[test]

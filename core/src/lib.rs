@@ -7,7 +7,9 @@
 //! Layout, one idea a module:
 //!
 //! * [`request`], [`response`], [`telemetry`]: readers of what clients, engines and metric pages say.
-//! * [`ledger`], [`prefix`], [`speed`]: what the router itself knows.
+//! * [`ledger`], [`load`], [`prefix`], [`placements`], [`speed`], [`lengths`]: what the router itself knows,
+//!   and what it tells the other workers of the same Envoy.
+//! * [`fleet`]: which pods there are and what their metrics said, as the polling worker shares it.
 //! * [`features`], [`prior`], [`model`]: a row per candidate pod, and what is predicted from it.
 //! * [`policy`]: predictions to an ordered list of pods; [`fallback`] names every way it can be less.
 //! * [`router`]: the above put together for one VM; [`sample`]: what is learned from an outcome.
@@ -28,13 +30,19 @@
 )]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::unreachable, clippy::string_slice))]
 
+pub mod codec;
 pub mod config;
+pub mod explain;
 pub mod fallback;
 pub mod features;
+pub mod fleet;
 pub mod hash;
 pub mod ledger;
+pub mod lengths;
+pub mod load;
 pub mod model;
 pub mod num;
+pub mod placements;
 pub mod policy;
 pub mod prefix;
 pub mod prior;

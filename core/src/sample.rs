@@ -92,13 +92,15 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Whether the sample may train and score a model: one attempt, 200, streamed, complete, with a TTFT.
+    /// Whether the sample may train and score a model: one attempt, 200, streamed,
+    /// complete, with a TTFT and the row of the pod that answered.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.status == 200
             && self.attempts <= 1
             && self.streamed
             && self.ending == Ending::Complete
+            && self.features.len() == crate::features::COUNT
             && self.ttft_ms.is_some_and(|ttft_ms| ttft_ms.is_finite() && ttft_ms > 0.0)
     }
 }

@@ -1,0 +1,174 @@
+//! The load of every candidate pod, added up over all workers' ledgers.
+//!
+//! One pass over the entries of all ledgers per decision, into a table indexed by candidate. Ledger and
+//! telemetry overlap: what was sent before a pod's last scrape is in both. So the table also counts, per
+//! pod, what that scrape must have seen of us; the rest of the scrape is foreign traffic.
+
+use hashbrown::HashMap;
+
+use crate::ledger::{Activity, Entry, Phase};
+use crate::num::ms_between;
+use crate::speed::SpeedSums;
+
+/// What is at one pod, by this Envoy's own books.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PodLoad {
+    /// Requests sent and not ended.
+    pub inflight_requests: f32,
+    /// Of these, without a first token.
+    pub prefill_requests: f32,
+    /// Uncached prompt tokens of those.
+    pub prefill_tokens: f32,
+    /// Requests past their first token.
+    pub decoding_requests: f32,
+    /// Output tokens expected still, of all in flight.
+    pub decode_left_tokens: f32,
+    /// Prompt and output tokens held.
+    pub context_tokens: f32,
+    /// Requests sent since the pod's last scrape.
+    pub unscraped_requests: f32,
+    /// Requests of ours that the last scrape must have seen.
+    pub scraped_requests: f32,
+    /// How long the pod has been at work on its oldest request without a first token.
+    pub head_elapsed_ms: f32,
+    /// Requests sent per second.
+    pub arrivals_per_s: f32,
+    /// Uncached prompt tokens sent per second.
+    pub prefill_tokens_per_s: f32,
+    /// What all workers learned of its speed.
+    pub speed: SpeedSums,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    load: PodLoad,
+    scraped_us: Option<u64>,
+    oldest_prefill_us: Option<u64>,
+    last_first_token_us: u64,
+}
+
+/// Adds ledgers up.
+#[derive(Debug, Default)]
+pub struct LoadTable {
+    index: HashMap<u64, usize>,
+    slots: Vec<Slot>,
+}
+
+impl LoadTable {
+    /// Starts a table for these pods: key and time of the last scrape, in the order of the candidates.
+    pub fn start(&mut self, pods: impl Iterator<Item = (u64, Option<u64>)>) {
+        self.index.clear();
+        self.slots.clear();
+        for (key, scraped_us) in pods {
+            self.index.insert(key, self.slots.len());
+            self.slots.push(Slot { scraped_us, ..Slot::default() });
+        }
+    }
+
+    fn slot(&mut self, pod_key: u64) -> Option<&mut Slot> {
+        let at = *self.index.get(&pod_key)?;
+        self.slots.get_mut(at)
+    }
+
+    /// Adds one request. Entries of pods that are no candidates are skipped.
+    pub fn add_entry(&mut self, entry: &Entry) {
+        let Some(slot) = self.slot(entry.pod_key) else { return };
+        let load = &mut slot.load;
+        let seen_by_scrape = slot.scraped_us.is_some_and(|scraped_us| entry.sent_us <= scraped_us);
+        if entry.phase == Phase::Ended {
+            if seen_by_scrape && slot.scraped_us.is_some_and(|scraped_us| entry.ended_us > scraped_us) {
+                load.scraped_requests += 1.0;
+            }
+            return;
+        }
+        load.inflight_requests += 1.0;
+        load.decode_left_tokens += entry.output_left_tokens();
+        load.context_tokens += entry.prompt_tokens + entry.output_tokens;
+        if seen_by_scrape {
+            load.scraped_requests += 1.0;
+        } else {
+            load.unscraped_requests += 1.0;
+        }
+        if entry.phase == Phase::Prefill {
+            load.prefill_requests += 1.0;
+            load.prefill_tokens += entry.prefill_tokens;
+            let oldest = slot.oldest_prefill_us.unwrap_or(u64::MAX).min(entry.sent_us);
+            slot.oldest_prefill_us = Some(oldest);
+        } else {
+            load.decoding_requests += 1.0;
+        }
+    }
+
+    /// Adds what one worker saw of a pod.
+    pub fn add_activity(&mut self, pod_key: u64, activity: &Activity, now_us: u64) {
+        let Some(slot) = self.slot(pod_key) else { return };
+        slot.load.arrivals_per_s += activity.arrivals.at(now_us);
+        slot.load.prefill_tokens_per_s += activity.prefill_tokens.at(now_us);
+        slot.load.speed.add(&activity.speed);
+        slot.last_first_token_us = slot.last_first_token_us.max(activity.last_first_token_us);
+    }
+
+    /// The loads, in the order of the candidates.
+    pub fn finish(&mut self, now_us: u64) -> impl Iterator<Item = &PodLoad> {
+        for slot in &mut self.slots {
+            slot.load.head_elapsed_ms = slot
+                .oldest_prefill_us
+                .map_or(0.0, |oldest_us| ms_between(oldest_us.max(slot.last_first_token_us), now_us));
+        }
+        self.slots.iter().map(|slot| &slot.load)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(phase: Phase, sent_us: u64, ended_us: u64) -> Entry {
+        Entry {
+            pod_key: 1,
+            sent_us,
+            ended_us,
+            phase,
+            prefill_tokens: 100.0,
+            prompt_tokens: 150.0,
+            output_tokens: 2.0,
+            expected_output_tokens: 50.0,
+        }
+    }
+
+    #[test]
+    fn what_a_scrape_has_seen_is_told_from_what_it_cannot_know() {
+        let mut table = LoadTable::default();
+        table.start([(1, Some(1_000))].into_iter());
+        table.add_entry(&entry(Phase::Decode, 500, 0));
+        table.add_entry(&entry(Phase::Prefill, 1_500, 0));
+        table.add_entry(&entry(Phase::Ended, 500, 1_200));
+        table.add_entry(&entry(Phase::Ended, 500, 900));
+        table.add_entry(&entry(Phase::Ended, 1_300, 1_400));
+        let load = *table.finish(2_000).next().unwrap();
+        assert_eq!(load.inflight_requests, 2.0);
+        assert_eq!(load.unscraped_requests, 1.0);
+        // One in flight and one that ended after the scrape.
+        assert_eq!(load.scraped_requests, 2.0);
+        assert_eq!((load.prefill_requests, load.prefill_tokens), (1.0, 100.0));
+        assert_eq!(load.decoding_requests, 1.0);
+    }
+
+    #[test]
+    fn the_head_of_the_queue_started_when_the_former_one_finished() {
+        let mut table = LoadTable::default();
+        table.start([(1, None)].into_iter());
+        table.add_entry(&entry(Phase::Prefill, 1_000, 0));
+        table.add_entry(&entry(Phase::Prefill, 3_000, 0));
+        table.add_activity(1, &Activity { last_first_token_us: 2_000, ..Activity::default() }, 7_000);
+        assert_eq!(table.finish(7_000).next().unwrap().head_elapsed_ms, 5.0);
+    }
+
+    #[test]
+    fn entries_of_pods_that_left_are_skipped() {
+        let mut table = LoadTable::default();
+        table.start([(2, None)].into_iter());
+        table.add_entry(&entry(Phase::Prefill, 1_000, 0));
+        assert_eq!(table.finish(2_000).next().unwrap().inflight_requests, 0.0);
+    }
+}

@@ -1,0 +1,297 @@
+//! The decision: a row, a prediction and a cost for every candidate, and the order that follows.
+//!
+//! The ladder: model → prior → fewest tokens in flight. A rung that cannot be stood on names its reason, and
+//! the next one carries the whole request, never some of its candidates: mixed rungs would compare what
+//! cannot be compared.
+
+use std::sync::Arc;
+
+use super::{Router, capacity_blocks};
+use crate::fallback::{Reason, Rung};
+use crate::features::{Feature, Row};
+use crate::fleet::Pod;
+use crate::load::PodLoad;
+use crate::model::Prediction;
+use crate::num::{f32_of_u64, f32_of_usize};
+use crate::policy::{Cost, cost, order};
+use crate::prior::{Prior, prior};
+use crate::request::{LlmRequest, model_key};
+use crate::speed::{PodSpeed, typical};
+
+/// Spread of the prior's own 90th percentile over its median. Only the explain header shows it; decisions
+/// use medians.
+const PRIOR_P90: f32 = 1.5;
+
+/// One candidate of a decision.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// `ip:port`.
+    pub address: String,
+    /// The pod's key.
+    pub key: u64,
+    /// The row that the model saw.
+    pub row: Row,
+    /// What was predicted.
+    pub prediction: Prediction,
+    /// The cost's parts.
+    pub cost: Cost,
+    /// Their weighted sum.
+    pub total_ms: f32,
+    /// Prompt tokens to prefill there.
+    pub uncached_tokens: f32,
+    /// Prefill work ahead of the request there, in tokens.
+    pub work_ahead_tokens: f32,
+    /// Share of the pod's time that prefill takes.
+    pub prefill_share: f32,
+    /// Blocks of the index that the pod's cache has room for.
+    pub capacity_blocks: usize,
+}
+
+/// What was decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// The best candidates, best first: at least one, at most `pick.count`.
+    pub choices: Vec<Choice>,
+    /// The second best, where it is not among `choices`.
+    pub runner_up: Option<(String, f32)>,
+    /// Number of candidates.
+    pub candidates: usize,
+    /// Which rung of the ladder decided.
+    pub rung: Rung,
+    /// Why it was not the model.
+    pub reason: Option<Reason>,
+    /// Id of the model that predicted; empty for the prior.
+    pub model_id: Arc<str>,
+    /// Generation of that model.
+    pub generation: u64,
+    /// Prompt tokens, estimated or exact.
+    pub prompt_tokens: f32,
+    /// Output tokens expected.
+    pub expected_output_tokens: f32,
+    /// Key of the LLM asked for.
+    pub model_key: u64,
+}
+
+struct Candidate {
+    at: usize,
+    load: PodLoad,
+    speed: PodSpeed,
+    prior: Prior,
+    uncached_tokens: f32,
+    capacity_blocks: usize,
+}
+
+fn usable(value: f32) -> bool {
+    value.is_finite() && value > 0.0
+}
+
+impl Router {
+    /// Decides where a request should go. Changes nothing that another decision sees; [`Router::dispatch`] does.
+    ///
+    /// # Errors
+    /// [`Reason::NoCandidates`] when no pod is known: Envoy's own policy picks.
+    pub fn decide(&mut self, request: &LlmRequest, now_us: u64) -> Result<Decision, Reason> {
+        let model_key = model_key(&request.model);
+        let prompt_tokens = self.tokens.estimate(model_key, &request.prompt).max(1.0);
+        let expected_output_tokens = crate::lengths::expected_output_tokens(
+            core::iter::once(&self.ledger.lengths)
+                .chain(Self::live_peers(&self.peers, now_us).map(|view| &view.lengths)),
+            model_key,
+            request.max_tokens,
+            self.config.policy.default_output_tokens,
+        );
+        let candidates = self.candidates(request, prompt_tokens, now_us);
+        if candidates.is_empty() {
+            return Err(Reason::NoCandidates);
+        }
+        self.fill_rows(&candidates, prompt_tokens, expected_output_tokens, now_us);
+        let (rung, reason) = self.predict(&candidates);
+
+        let policy = &self.config.policy;
+        let costs: Vec<Cost> = candidates
+            .iter()
+            .zip(&self.scratch.predictions)
+            .map(|(candidate, prediction)| {
+                cost(prediction, &candidate.prior, &candidate.load, &candidate.speed, expected_output_tokens)
+            })
+            .collect();
+        let totals: Vec<f32> = match rung {
+            Rung::LeastTokens | Rung::Envoy => candidates
+                .iter()
+                .map(|candidate| candidate.load.prefill_tokens + candidate.load.decode_left_tokens)
+                .collect(),
+            Rung::Model | Rung::Prior => costs.iter().map(|cost| cost.total_ms(policy)).collect(),
+        };
+        let tie_share = policy.tie_share;
+        let count = usize::try_from(self.config.pick.count).unwrap_or(1).max(1);
+        let ranked = order(&totals, tie_share, self.next_random());
+        let choice = |at: usize| -> Option<Choice> {
+            let (candidate, total_ms) = (candidates.get(at)?, *totals.get(at)?);
+            let pod = self.fleet.pods().get(candidate.at)?;
+            Some(Choice {
+                address: pod.address.clone(),
+                key: pod.key,
+                row: *self.scratch.rows.get(at)?,
+                prediction: *self.scratch.predictions.get(at)?,
+                cost: *costs.get(at)?,
+                total_ms,
+                uncached_tokens: candidate.uncached_tokens,
+                work_ahead_tokens: candidate.prior.queue_ms / candidate.speed.ttft.slope,
+                prefill_share: candidate.prior.prefill_share,
+                capacity_blocks: candidate.capacity_blocks,
+            })
+        };
+        let choices: Vec<Choice> = ranked.iter().take(count).filter_map(|at| choice(*at)).collect();
+        if choices.is_empty() {
+            return Err(Reason::NoCandidates);
+        }
+        let runner_up = ranked.get(1).and_then(|at| {
+            let pod = self.fleet.pods().get(candidates.get(*at)?.at)?;
+            Some((pod.address.clone(), *totals.get(*at)?))
+        });
+        let (model_id, generation) = match (&self.model, rung) {
+            (Some(model), Rung::Model) => (Arc::from(model.card().model_id.as_str()), self.generation),
+            _ => (Arc::from(""), 0),
+        };
+        Ok(Decision {
+            choices,
+            runner_up,
+            candidates: candidates.len(),
+            rung,
+            reason,
+            model_id,
+            generation,
+            prompt_tokens,
+            expected_output_tokens,
+            model_key,
+        })
+    }
+
+    /// Load, speed and prior of every healthy pod; of every pod when none is healthy.
+    fn candidates(&mut self, request: &LlmRequest, prompt_tokens: f32, now_us: u64) -> Vec<Candidate> {
+        let stale_after_ms = self.config.telemetry.stale_after_ms;
+        let scraped_us = |pod: &Pod| {
+            pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms)).map(|scrape| scrape.taken_us)
+        };
+        let table = &mut self.scratch.table;
+        table.start(self.fleet.pods().iter().map(|pod| (pod.key, scraped_us(pod))));
+        for entry in self.ledger.entries() {
+            table.add_entry(entry);
+        }
+        for (key, activity) in self.ledger.activity() {
+            table.add_activity(key, activity, now_us);
+        }
+        for view in Self::live_peers(&self.peers, now_us) {
+            for entry in &view.entries {
+                table.add_entry(entry);
+            }
+            for (key, activity) in &view.activity {
+                table.add_activity(*key, activity, now_us);
+            }
+        }
+        let loads: Vec<PodLoad> = table.finish(now_us).copied().collect();
+        let typical = typical(&loads.iter().map(|load| load.speed).collect::<Vec<_>>());
+
+        let none_healthy = !self.fleet.pods().iter().any(|pod| pod.healthy);
+        let block_bytes = f32_of_u64(u64::from(self.config.prefix.block_bytes));
+        let prompt_bytes = f32_of_u64(u64::from(request.prompt.text_bytes)).max(1.0);
+        self.fleet
+            .pods()
+            .iter()
+            .zip(loads)
+            .enumerate()
+            .filter(|(_, (pod, _))| pod.healthy || none_healthy)
+            .map(|(at, (pod, load))| {
+                let speed = load.speed.fit(&typical);
+                let matched = f32_of_usize(self.prefix.matched(pod.key, &request.prompt.blocks));
+                let cached_share = (matched * block_bytes / prompt_bytes).min(1.0);
+                // The last token is always computed: its logits are what the first output token is drawn from.
+                let uncached_tokens = (prompt_tokens * (1.0 - cached_share)).max(1.0);
+                let scrape = pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms));
+                let foreign_waiting = scrape.map_or(0.0, |scrape| {
+                    let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
+                    foreign.min(scrape.waiting_requests).max(0.0)
+                });
+                Candidate {
+                    at,
+                    load,
+                    speed,
+                    prior: prior(&load, &speed, uncached_tokens, foreign_waiting * prompt_tokens),
+                    uncached_tokens,
+                    capacity_blocks: capacity_blocks(&self.config, &self.tokens, pod),
+                }
+            })
+            .collect()
+    }
+
+    fn fill_rows(
+        &mut self,
+        candidates: &[Candidate],
+        prompt_tokens: f32,
+        expected_output_tokens: f32,
+        now_us: u64,
+    ) {
+        let stale_after_ms = self.config.telemetry.stale_after_ms;
+        self.scratch.rows.clear();
+        for candidate in candidates {
+            let Candidate { load, speed, prior, .. } = candidate;
+            let mut row = Row::default();
+            row.set(Feature::PromptTokens, prompt_tokens);
+            row.set(Feature::UncachedTokens, candidate.uncached_tokens);
+            row.set(Feature::CachedShare, 1.0 - candidate.uncached_tokens / prompt_tokens);
+            row.set(Feature::ExpectedOutputTokens, expected_output_tokens);
+            let scrape = self.fleet.pods().get(candidate.at).and_then(|pod| pod.scrape);
+            if let Some(scrape) = scrape {
+                row.set(Feature::TelemetryAgeMs, scrape.age_ms(now_us));
+            }
+            if let Some(scrape) = scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms)) {
+                row.set(Feature::WaitingRequests, scrape.waiting_requests);
+                row.set(Feature::RunningRequests, scrape.running_requests);
+                row.set(Feature::KvUsage, scrape.kv_usage);
+                let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
+                row.set(Feature::ForeignRequests, if foreign < 0.0 { 0.0 } else { foreign });
+            }
+            row.set(Feature::InflightRequests, load.inflight_requests);
+            row.set(Feature::PrefillRequests, load.prefill_requests);
+            row.set(Feature::PrefillTokens, load.prefill_tokens);
+            row.set(Feature::DecodingRequests, load.decoding_requests);
+            row.set(Feature::DecodeTokensLeft, load.decode_left_tokens);
+            row.set(Feature::ContextTokens, load.context_tokens);
+            row.set(Feature::UnscrapedRequests, load.unscraped_requests);
+            row.set(Feature::HeadElapsedMs, load.head_elapsed_ms);
+            row.set(Feature::ArrivalsPerS, load.arrivals_per_s);
+            row.set(Feature::PrefillLoad, load.prefill_tokens_per_s * speed.ttft.slope / 1000.0);
+            row.set(Feature::PrefillMsPerToken, speed.ttft.slope);
+            row.set(Feature::TtftFloorMs, speed.ttft.base);
+            row.set(Feature::DecodeMs, speed.tpot.base);
+            row.set(Feature::PriorTtftMs, prior.ttft_ms);
+            row.set(Feature::PriorTpotMs, prior.tpot_ms);
+            self.scratch.rows.push(row);
+        }
+    }
+
+    /// Fills the predictions by the highest rung that gives usable ones for every candidate.
+    fn predict(&mut self, candidates: &[Candidate]) -> (Rung, Option<Reason>) {
+        let predictions = &mut self.scratch.predictions;
+        let mut reason = Reason::NoModel;
+        if let Some(model) = &self.model {
+            model.predict(&self.scratch.rows, predictions);
+            let good = |one: &Prediction| usable(one.ttft_ms_p50) && usable(one.tpot_ms_p50);
+            if predictions.len() == candidates.len() && predictions.iter().all(good) {
+                return (Rung::Model, None);
+            }
+            reason = Reason::ModelOutput;
+        }
+        predictions.clear();
+        predictions.extend(candidates.iter().map(|candidate| Prediction {
+            ttft_ms_p50: candidate.prior.ttft_ms,
+            ttft_ms_p90: candidate.prior.ttft_ms * PRIOR_P90,
+            tpot_ms_p50: candidate.prior.tpot_ms,
+            tpot_ms_p90: candidate.prior.tpot_ms * PRIOR_P90,
+        }));
+        if predictions.iter().all(|one| usable(one.ttft_ms_p50) && usable(one.tpot_ms_p50)) {
+            return (Rung::Prior, Some(reason));
+        }
+        (Rung::LeastTokens, Some(Reason::PriorOutput))
+    }
+}

@@ -1,0 +1,208 @@
+//! One VM's router: what it knows, and the life of a request through it.
+//!
+//! `decide` → `dispatch` → (`served_by`, `first_token`, `progress`)* → `end`. The caller (the filter, the
+//! simulator) moves bytes and time; nothing here calls out. State of the other workers comes in by
+//! [`Router::import_peer`], the table of pods by [`Router::set_fleet`]; own state goes out by
+//! [`Router::export`] and as the values that [`Router::dispatch`] and [`Router::end`] return.
+//!
+//! * [`decide`]: rows, predictions, costs, order.
+//! * [`outcome`]: dispatch and everything that follows.
+
+pub mod decide;
+pub mod outcome;
+#[cfg(test)]
+mod tests;
+
+use hashbrown::HashMap;
+use std::sync::Arc;
+
+pub use decide::{Choice, Decision};
+pub use outcome::{Dispatch, Outcome, SegmentWrite};
+
+use crate::codec::Writer;
+use crate::config::Config;
+use crate::features::Row;
+use crate::fleet::Fleet;
+use crate::ledger::{Ledger, LedgerView};
+use crate::load::LoadTable;
+use crate::model::{Model, Prediction};
+use crate::num::{f32_of_u64, u64_of_f64};
+use crate::placements::{LogReader, PlacementLog};
+use crate::prefix::PrefixIndex;
+use crate::request::tokens::TokenEstimator;
+
+/// A ledger whose heartbeat is older belongs to a VM that is gone.
+const PEER_STALE_US: u64 = 3_000_000;
+
+/// Workers whose ledgers are read. Envoy runs one a core.
+const MAX_PEERS: usize = 256;
+
+#[derive(Debug, Default)]
+struct Peer {
+    view: LedgerView,
+    log: LogReader,
+}
+
+/// Buffers of a decision, kept to allocate once.
+#[derive(Debug, Default)]
+struct Scratch {
+    table: LoadTable,
+    rows: Vec<Row>,
+    predictions: Vec<Prediction>,
+}
+
+/// One VM's router.
+#[derive(Debug)]
+pub struct Router {
+    config: Arc<Config>,
+    incarnation: u64,
+    random: u64,
+    requests: u64,
+    ledger: Ledger,
+    peers: HashMap<u32, Peer>,
+    fleet: Fleet,
+    prefix: PrefixIndex,
+    log: PlacementLog,
+    tokens: TokenEstimator,
+    model: Option<Arc<Model>>,
+    generation: u64,
+    scratch: Scratch,
+}
+
+impl Router {
+    /// A router without pods and without a model. `incarnation` is random per VM and not 0.
+    #[must_use]
+    pub fn new(config: Arc<Config>, incarnation: u64) -> Self {
+        let max_blocks = usize::try_from(config.prefix.max_blocks).unwrap_or(usize::MAX);
+        Self {
+            config,
+            incarnation,
+            random: incarnation | 1,
+            requests: 0,
+            ledger: Ledger::default(),
+            peers: HashMap::new(),
+            fleet: Fleet::default(),
+            prefix: PrefixIndex::new(max_blocks),
+            log: PlacementLog::new(incarnation),
+            tokens: TokenEstimator::default(),
+            model: None,
+            generation: 0,
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// Takes a new configuration; everything learned stays.
+    pub fn set_config(&mut self, config: Arc<Config>) {
+        self.prefix.set_max_blocks(usize::try_from(config.prefix.max_blocks).unwrap_or(usize::MAX));
+        self.config = config;
+    }
+
+    /// Routes by this model from now on.
+    pub fn set_model(&mut self, model: Option<Arc<Model>>, generation: u64) {
+        self.model = model;
+        self.generation = generation;
+    }
+
+    /// Generation of the model in use; 0 before the first.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Random per VM.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The candidate pods.
+    #[must_use]
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Requests in flight through this VM.
+    #[must_use]
+    pub fn inflight(&self) -> usize {
+        self.ledger.inflight()
+    }
+
+    /// Takes the newest table of pods. What is known of pods that left is dropped.
+    pub fn set_fleet(&mut self, fleet: Fleet) {
+        let same_pods = fleet.pods().len() == self.fleet.pods().len()
+            && fleet.pods().iter().zip(self.fleet.pods()).all(|(new, old)| new.key == old.key);
+        self.fleet = fleet;
+        if !same_pods {
+            let fleet = &self.fleet;
+            self.ledger.retain_pods(|key| fleet.find(key).is_some());
+            self.prefix.retain_pods(|key| fleet.find(key).is_some());
+        }
+    }
+
+    /// Takes another worker's ledger, and through `fetch` the segments of its placement log that are news.
+    ///
+    /// Returns whether the blob was one of this format. Own blobs are ignored.
+    pub fn import_peer(&mut self, slot: u32, blob: &[u8], fetch: impl FnMut(u64) -> Option<Vec<u8>>) -> bool {
+        let Some((incarnation, version)) = LedgerView::peek(blob) else { return false };
+        if incarnation == self.incarnation {
+            return true;
+        }
+        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&slot) {
+            return false;
+        }
+        let peer = self.peers.entry(slot).or_default();
+        if peer.view.incarnation == incarnation && peer.view.version == version {
+            return true;
+        }
+        let Some(view) = LedgerView::read(blob) else { return false };
+        peer.view = view;
+        let (log, position) = (&mut peer.log, peer.view.log);
+        let (prefix, fleet, config, tokens) = (&mut self.prefix, &self.fleet, &self.config, &self.tokens);
+        log.catch_up(incarnation, position, fetch, |placement| {
+            let Some(pod) = fleet.find(placement.pod_key) else { return };
+            let capacity = capacity_blocks(config, tokens, pod);
+            if !placement.blocks.is_empty() {
+                prefix.place(placement.pod_key, &placement.blocks, capacity);
+            }
+            prefix.generated(placement.pod_key, placement.generated_blocks, capacity);
+        });
+        true
+    }
+
+    /// Packs this VM's ledger into `buffer` for the other workers.
+    #[must_use]
+    pub fn export(&mut self, buffer: Vec<u8>, now_us: u64) -> Vec<u8> {
+        let mut out = Writer::reuse(buffer);
+        self.ledger.write(&mut out, self.incarnation, self.log.position(), now_us);
+        out.finish()
+    }
+
+    fn live_peers(peers: &HashMap<u32, Peer>, now_us: u64) -> impl Iterator<Item = &LedgerView> {
+        peers
+            .values()
+            .map(|peer| &peer.view)
+            .filter(move |view| view.incarnation != 0 && view.heartbeat_us.saturating_add(PEER_STALE_US) >= now_us)
+    }
+
+    /// The next of a xorshift sequence: enough to spread ties.
+    fn next_random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+/// Tokens in one block of the index, by the bytes per token seen so far.
+fn tokens_per_block(config: &Config, tokens: &TokenEstimator) -> f32 {
+    f32_of_u64(u64::from(config.prefix.block_bytes)) / tokens.mean_bytes_per_token()
+}
+
+/// Blocks of the index that the pod's KV cache has room for.
+fn capacity_blocks(config: &Config, tokens: &TokenEstimator, pod: &crate::fleet::Pod) -> usize {
+    let assumed = f32_of_u64(u64::from(config.prefix.default_capacity_tokens));
+    let capacity_tokens =
+        pod.scrape.map(|scrape| scrape.kv_capacity_tokens).filter(|tokens| *tokens > 0.0).unwrap_or(assumed);
+    let blocks = u64_of_f64(f64::from(capacity_tokens / tokens_per_block(config, tokens)));
+    usize::try_from(blocks).unwrap_or(usize::MAX).max(1)
+}

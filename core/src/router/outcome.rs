@@ -1,0 +1,250 @@
+//! From dispatch to sample: what a request does to the router's state on its way, and what is learned.
+//!
+//! Only a clean outcome teaches: one attempt, complete, status 200. Anything else still leaves the ledger and
+//! still yields a sample, flagged.
+
+use std::sync::Arc;
+
+use super::{Choice, Decision, Router, tokens_per_block};
+use crate::fallback::{Reason, Rung};
+use crate::hash::pod_key;
+use crate::ledger::{Entry, Phase};
+use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64, ms_between, u64_of_f64};
+use crate::request::LlmRequest;
+use crate::response::Summary;
+use crate::sample::{Ending, Sample};
+
+/// A value for the placement ring in shared data: its place and its bytes.
+pub type SegmentWrite = (u64, Vec<u8>);
+
+/// A request on its way. Held by the caller until [`Router::end`].
+#[derive(Debug, Clone)]
+pub struct Dispatch {
+    ticket: Option<u64>,
+    choices: Vec<Choice>,
+    /// Index into `choices` of the pod that serves; `None` when it is none of them.
+    served: Option<usize>,
+    served_address: String,
+    started_us: u64,
+    model: String,
+    model_key: u64,
+    /// Bytes of the prompt where they are text: token ids teach nothing about bytes.
+    text_bytes: Option<u32>,
+    inflight_at_pick: f32,
+    /// Which rung decided.
+    pub rung: Rung,
+    /// Why it was not the model.
+    pub reason: Option<Reason>,
+    model_id: Arc<str>,
+    first_token_seen: bool,
+    ended: bool,
+}
+
+/// How a request ended, as the caller saw it.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome {
+    /// HTTP status of the response; 0 when there was none.
+    pub status: u16,
+    /// Upstream attempts; 0 when unknown.
+    pub attempts: u32,
+    /// Whether the response was an event stream.
+    pub streamed: bool,
+    /// How it ended.
+    pub ending: Ending,
+    /// What the body said; `None` when it was not read.
+    pub summary: Option<Summary>,
+}
+
+impl Router {
+    /// Enters the decision into the books. From here on every other decision sees it.
+    ///
+    /// `started_us` is the time of the request's first byte. Store the returned segment in the placement ring,
+    /// then [`Router::export`] the ledger.
+    pub fn dispatch(
+        &mut self,
+        decision: &Decision,
+        request: &LlmRequest,
+        started_us: u64,
+        now_us: u64,
+    ) -> (Dispatch, Option<SegmentWrite>) {
+        let mut dispatch = Dispatch {
+            ticket: None,
+            choices: decision.choices.clone(),
+            served: Some(0),
+            served_address: String::new(),
+            started_us,
+            model: request.model.clone(),
+            model_key: decision.model_key,
+            text_bytes: request.prompt.exact_tokens.is_none().then_some(request.prompt.text_bytes),
+            inflight_at_pick: 0.0,
+            rung: decision.rung,
+            reason: decision.reason,
+            model_id: Arc::clone(&decision.model_id),
+            first_token_seen: false,
+            ended: false,
+        };
+        let Some(pick) = decision.choices.first() else { return (dispatch, None) };
+        dispatch.served_address.clone_from(&pick.address);
+        dispatch.inflight_at_pick = pick.row.get(crate::features::Feature::InflightRequests);
+        dispatch.ticket = self.ledger.admit(Entry {
+            pod_key: pick.key,
+            sent_us: now_us,
+            ended_us: 0,
+            phase: Phase::Prefill,
+            prefill_tokens: pick.uncached_tokens,
+            prompt_tokens: decision.prompt_tokens,
+            output_tokens: 0.0,
+            expected_output_tokens: decision.expected_output_tokens,
+        });
+        if request.prompt.blocks.is_empty() {
+            return (dispatch, None);
+        }
+        self.prefix.place(pick.key, &request.prompt.blocks, pick.capacity_blocks);
+        let segment = self.log.append(pick.key, 0, &request.prompt.blocks);
+        (dispatch, Some(segment))
+    }
+
+    /// Response headers came from this pod. Moves the books if it is not the one that was picked.
+    pub fn served_by(&mut self, dispatch: &mut Dispatch, address: &str, now_us: u64) {
+        if dispatch.served_address == address {
+            return;
+        }
+        address.clone_into(&mut dispatch.served_address);
+        dispatch.served = dispatch.choices.iter().position(|choice| choice.address == address);
+        let uncached =
+            dispatch.served.and_then(|at| dispatch.choices.get(at)).map(|choice| choice.uncached_tokens);
+        let first = dispatch.choices.first().map_or(1.0, |choice| choice.uncached_tokens);
+        if let Some(ticket) = dispatch.ticket {
+            self.ledger.move_to(ticket, pod_key(address), uncached.unwrap_or(first), now_us);
+        }
+    }
+
+    /// The body's reader has seen this many output tokens. Returns whether this was the first.
+    pub fn progress(&mut self, dispatch: &mut Dispatch, output_tokens: u32, now_us: u64) -> bool {
+        let Some(ticket) = dispatch.ticket else { return false };
+        self.ledger.progress(ticket, output_tokens);
+        let first = !dispatch.first_token_seen && output_tokens > 0;
+        if first {
+            dispatch.first_token_seen = true;
+            self.ledger.first_token(ticket, now_us);
+        }
+        first
+    }
+
+    /// The request is over. Takes it off the books, learns from it, and gives its sample.
+    ///
+    /// The second call for a dispatch gives nothing. Store the returned segment in the placement ring.
+    pub fn end(
+        &mut self,
+        dispatch: &mut Dispatch,
+        outcome: &Outcome,
+        now_us: u64,
+    ) -> Option<(Sample, Option<SegmentWrite>)> {
+        if core::mem::replace(&mut dispatch.ended, true) {
+            return None;
+        }
+        if let Some(ticket) = dispatch.ticket {
+            self.ledger.end(ticket, now_us);
+        }
+        self.requests += 1;
+        let sample = self.sample(dispatch, outcome);
+        let mut segment = None;
+        if sample.status == 200 && sample.attempts <= 1 && sample.ending == Ending::Complete {
+            segment = self.learn(dispatch, &sample);
+        } else if sample.ending == Ending::Failed && sample.status == 0 {
+            // Nothing answered: the pod may have restarted with an empty cache.
+            self.prefix.forget(pod_key(&dispatch.served_address));
+        }
+        Some((sample, segment))
+    }
+
+    fn sample(&self, dispatch: &Dispatch, outcome: &Outcome) -> Sample {
+        let choice = dispatch.served.and_then(|at| dispatch.choices.get(at));
+        let summary = outcome.summary.as_ref();
+        let since_start = |at_us: u64| ms_between(dispatch.started_us, at_us);
+        let output_tokens = summary.map_or(0, |summary| summary.output_tokens);
+        let first = summary.and_then(|summary| summary.first_token_us);
+        let last = summary.and_then(|summary| summary.last_token_us);
+        let tpot_ms = match (first, last) {
+            (Some(first_us), Some(last_us)) if output_tokens >= 2 && outcome.streamed => {
+                Some(ms_between(first_us, last_us) / f32_of_u64(u64::from(output_tokens - 1)))
+            }
+            _ => None,
+        };
+        Sample {
+            id: format!("{:016x}-{:x}", self.incarnation, self.requests),
+            at_ms: dispatch.started_us / 1000,
+            schema: crate::features::SCHEMA_ID.to_owned(),
+            model: dispatch.model.clone(),
+            pod: dispatch.served_address.clone(),
+            picked: dispatch.choices.first().map(|choice| choice.address.clone()).unwrap_or_default(),
+            features: choice.map(|choice| choice.row.0.to_vec()).unwrap_or_default(),
+            prior_ttft_ms: choice.map_or(0.0, |choice| choice.row.get(crate::features::Feature::PriorTtftMs)),
+            prior_tpot_ms: choice.map_or(0.0, |choice| choice.row.get(crate::features::Feature::PriorTpotMs)),
+            predicted_ttft_ms: choice.map_or(0.0, |choice| choice.prediction.ttft_ms_p50),
+            predicted_tpot_ms: choice.map_or(0.0, |choice| choice.prediction.tpot_ms_p50),
+            model_id: dispatch.model_id.as_ref().to_owned(),
+            rung: dispatch.rung,
+            ttft_ms: first.map(since_start),
+            tpot_ms,
+            e2e_ms: last.map(since_start),
+            prompt_tokens: summary.and_then(|summary| summary.usage.prompt_tokens),
+            cached_tokens: summary.and_then(|summary| summary.usage.cached_tokens),
+            output_tokens,
+            tokens_from: summary.map_or(crate::sample::TokenSource::Events, |summary| summary.tokens_from),
+            streamed: outcome.streamed,
+            status: outcome.status,
+            attempts: outcome.attempts,
+            ending: outcome.ending,
+        }
+    }
+
+    fn learn(&mut self, dispatch: &Dispatch, sample: &Sample) -> Option<SegmentWrite> {
+        if let (Some(text_bytes), Some(prompt_tokens)) = (dispatch.text_bytes, sample.prompt_tokens) {
+            self.tokens.observe(dispatch.model_key, text_bytes, prompt_tokens);
+        }
+        self.ledger.lengths.observe(dispatch.model_key, sample.output_tokens);
+        let choice = dispatch.served.and_then(|at| dispatch.choices.get(at))?;
+        // What the engine says it had to prefill is truer than what the index expected.
+        let prefilled = match (sample.prompt_tokens, sample.cached_tokens) {
+            (Some(prompt), Some(cached)) => f32_of_u64(u64::from(prompt.saturating_sub(cached))),
+            _ => choice.uncached_tokens,
+        };
+        if let Some(ttft_ms) = sample.ttft_ms.filter(|_| sample.streamed) {
+            self.ledger.observe_speed(choice.key, |speed| {
+                speed.observe_ttft(choice.work_ahead_tokens + prefilled, ttft_ms);
+            });
+        }
+        if let Some(tpot_ms) = sample.tpot_ms {
+            let free_of_prefill_ms = tpot_ms * (1.0 - choice.prefill_share);
+            self.ledger.observe_speed(choice.key, |speed| {
+                speed.observe_tpot(dispatch.inflight_at_pick, free_of_prefill_ms);
+            });
+        }
+        let blocks =
+            f32_of_u64(u64::from(sample.output_tokens)) / tokens_per_block(&self.config, &self.tokens);
+        let blocks = u16::try_from(u64_of_f64(f64::from(blocks.ceil()))).unwrap_or(u16::MAX).min(1024);
+        self.prefix.generated(choice.key, blocks, choice.capacity_blocks);
+        Some(self.log.append(choice.key, blocks, &[]))
+    }
+}
+
+impl Dispatch {
+    /// `ip:port` of the pod that serves, as far as known.
+    #[must_use]
+    pub fn pod(&self) -> &str {
+        &self.served_address
+    }
+
+    /// The pods picked, best first.
+    #[must_use]
+    pub fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    /// Milliseconds from the request's first byte to `now_us`.
+    #[must_use]
+    pub fn age_ms(&self, now_us: u64) -> f32 {
+        f32_of_f64(f64_of_u64(now_us.saturating_sub(self.started_us)) / 1000.0)
+    }
+}
