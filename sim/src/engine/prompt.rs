@@ -1,0 +1,104 @@
+//! A prompt as the engine sees it: a count, chained hashes of full blocks, and the tokens left over.
+//!
+//! The chain begins with the model's name, so that two models never share a block. Hash `i` stands for
+//! all tokens up to the end of block `i`; equal hashes therefore mean equal prefixes.
+
+use foretoken_core::hash::chain;
+
+use crate::tokenizer::{TokenId, pieces, token_id};
+
+const DIGEST_SEED: u64 = 0x6469_6765_7374_0001;
+
+/// Tokens cut into blocks; grows at the end, by prompt first and by generated tokens later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenBlocks {
+    tokens: u32,
+    hashes: Vec<u64>,
+    tail: Vec<TokenId>,
+    chain: u64,
+    block_tokens: u32,
+}
+
+impl TokenBlocks {
+    /// No tokens yet, of `model`, in blocks of `block_tokens`.
+    #[must_use]
+    pub fn new(model: &str, block_tokens: u32) -> Self {
+        let block_tokens = block_tokens.max(1);
+        Self {
+            tokens: 0,
+            hashes: Vec::new(),
+            tail: Vec::with_capacity(block_tokens as usize),
+            chain: chain(DIGEST_SEED, model.as_bytes()),
+            block_tokens,
+        }
+    }
+
+    /// The tokens of `text`.
+    #[must_use]
+    pub fn of_text(model: &str, block_tokens: u32, text: &str) -> Self {
+        let mut blocks = Self::new(model, block_tokens);
+        pieces(text, |piece| blocks.push(token_id(piece)));
+        blocks
+    }
+
+    /// Appends one token.
+    pub fn push(&mut self, token: TokenId) {
+        self.tokens += 1;
+        self.tail.push(token);
+        if self.tail.len() == self.block_tokens as usize {
+            self.chain = hash_tokens(self.chain, &self.tail);
+            self.hashes.push(self.chain);
+            self.tail.clear();
+        }
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.tokens
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens == 0
+    }
+
+    /// Chained hashes of the full blocks.
+    #[must_use]
+    pub fn hashes(&self) -> &[u64] {
+        &self.hashes
+    }
+
+    /// One number for all the tokens: what the answer depends on.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        hash_tokens(self.chain ^ DIGEST_SEED, &self.tail)
+    }
+}
+
+fn hash_tokens(seed: u64, tokens: &[TokenId]) -> u64 {
+    tokens.iter().fold(seed, |state, token| chain(state, &token.to_le_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_longer_prompt_keeps_the_hashes_of_the_shorter_one() {
+        let short = TokenBlocks::of_text("m", 4, "one two three four five six");
+        let long = TokenBlocks::of_text("m", 4, "one two three four five six seven eight nine");
+        assert_eq!(short.len(), 6);
+        assert_eq!(short.hashes(), &long.hashes()[..1]);
+        assert_eq!(long.hashes().len(), 2);
+        assert_ne!(short.digest(), long.digest());
+    }
+
+    #[test]
+    fn two_models_share_nothing() {
+        let one = TokenBlocks::of_text("a", 4, "one two three four");
+        let two = TokenBlocks::of_text("b", 4, "one two three four");
+        assert_ne!(one.hashes(), two.hashes());
+    }
+}
