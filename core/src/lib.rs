@@ -30,6 +30,8 @@
 )]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::unreachable, clippy::string_slice))]
 
+#[cfg(test)]
+mod captured;
 pub mod codec;
 pub mod config;
 pub mod explain;

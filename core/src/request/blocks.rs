@@ -113,10 +113,7 @@ mod tests {
     #[test]
     fn block_hashes_do_not_depend_on_how_the_bytes_are_sliced() {
         let text: Vec<u8> = (0..1000u32).map(|i| (i % 251) as u8).collect();
-        let options = BlockOptions {
-            block_bytes: 64,
-            max_blocks: 1000,
-        };
+        let options = BlockOptions { block_bytes: 64, max_blocks: 1000 };
         let mut whole = BlockHasher::new(7, options);
         whole.write(&text);
         assert_eq!(whole.blocks.len(), 1000 / 64);
@@ -132,13 +129,7 @@ mod tests {
 
     #[test]
     fn beyond_the_bound_bytes_are_counted_and_not_hashed() {
-        let mut hasher = BlockHasher::new(
-            7,
-            BlockOptions {
-                block_bytes: 10,
-                max_blocks: 3,
-            },
-        );
+        let mut hasher = BlockHasher::new(7, BlockOptions { block_bytes: 10, max_blocks: 3 });
         hasher.write(&[1; 95]);
         assert_eq!((hasher.blocks.len(), hasher.total_bytes), (3, 95));
         assert!(hasher.unfilled.is_empty());
@@ -146,13 +137,7 @@ mod tests {
 
     #[test]
     fn a_block_size_of_zero_does_not_spin() {
-        let mut hasher = BlockHasher::new(
-            7,
-            BlockOptions {
-                block_bytes: 0,
-                max_blocks: 3,
-            },
-        );
+        let mut hasher = BlockHasher::new(7, BlockOptions { block_bytes: 0, max_blocks: 3 });
         hasher.write(&[1; 95]);
         assert_eq!(hasher.blocks.len(), 3);
     }

@@ -13,9 +13,7 @@ use core::fmt;
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use serde::de::{
-    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 use serde_json::value::RawValue;
 
@@ -72,10 +70,7 @@ pub(super) fn read(api: Api, json: &[u8]) -> Result<Body<'_>, RequestError> {
         .map_err(|error| trail.explain(&error))?;
     let prompt_field = prompt_field(api);
     seen.ok_or_else(|| {
-        RequestError::NotRequest(format!(
-            "`{}` is missing: expected {}",
-            prompt_field.0, prompt_field.1
-        ))
+        RequestError::NotRequest(format!("`{}` is missing: expected {}", prompt_field.0, prompt_field.1))
     })
 }
 
@@ -122,14 +117,8 @@ impl Trail {
             (field, Some((index, ""))) => format!("`{field}[{index}]`"),
             (field, Some((index, inner))) => format!("`{field}[{index}].{inner}`"),
         };
-        let expected = if expected.is_empty() {
-            "a JSON object"
-        } else {
-            expected
-        };
-        RequestError::NotRequest(format!(
-            "{place} at line {line} column {column}: expected {expected}"
-        ))
+        let expected = if expected.is_empty() { "a JSON object" } else { expected };
+        RequestError::NotRequest(format!("{place} at line {line} column {column}: expected {expected}"))
     }
 }
 
@@ -183,14 +172,9 @@ impl<'de> Visitor<'de> for BodyVisitor<'_> {
                     body.stream = map.next_value::<Option<bool>>()?.unwrap_or(false);
                 }
                 (BodyKey::StreamOptions, _) => {
-                    trail.at(
-                        "stream_options",
-                        "an object whose `include_usage` is true or false",
-                    );
+                    trail.at("stream_options", "an object whose `include_usage` is true or false");
                     let options = map.next_value::<Option<StreamOptions>>()?;
-                    body.include_usage = options
-                        .and_then(|options| options.include_usage)
-                        .unwrap_or(false);
+                    body.include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
                 }
                 (BodyKey::MaxTokens, _) => {
                     trail.at("max_tokens", "a whole number");
@@ -218,10 +202,8 @@ impl<'de> Visitor<'de> for BodyVisitor<'_> {
                 }
                 (BodyKey::Tools, Api::Chat) => {
                     trail.at("tools", "an array");
-                    body.tools = map
-                        .next_value::<Option<&RawValue>>()?
-                        .map(RawValue::get)
-                        .filter(|raw| *raw != "[]");
+                    body.tools =
+                        map.next_value::<Option<&RawValue>>()?.map(RawValue::get).filter(|raw| *raw != "[]");
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -318,13 +300,7 @@ impl<'de> Visitor<'de> for PromptSeed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let mut batch = Batch::default();
-        while seq
-            .next_element_seed(BatchItem {
-                batch: &mut batch,
-                trail: self.trail,
-            })?
-            .is_some()
-        {}
+        while seq.next_element_seed(BatchItem { batch: &mut batch, trail: self.trail })?.is_some() {}
         if batch.holds_ids() {
             Ok((vec![Piece::TokenIds(batch.ids)], Some(batch.tokens)))
         } else {
@@ -352,11 +328,7 @@ impl<'a> Batch<'a> {
         self.tokens = self.tokens.saturating_add(1);
     }
 
-    fn push_text<E: serde::de::Error>(
-        &mut self,
-        text: Cow<'a, str>,
-        trail: &Trail,
-    ) -> Result<(), E> {
+    fn push_text<E: serde::de::Error>(&mut self, text: Cow<'a, str>, trail: &Trail) -> Result<(), E> {
         if self.holds_ids() {
             return Err(E::custom("mixed"));
         }
@@ -373,9 +345,7 @@ fn push_piece<'a, E: serde::de::Error>(
     trail: &Trail,
 ) -> Result<(), E> {
     if pieces.len() >= MAX_PIECES {
-        trail
-            .expected
-            .set("at most 65536 messages, content parts and prompts in one request");
+        trail.expected.set("at most 65536 messages, content parts and prompts in one request");
         return Err(E::custom("too many"));
     }
     pieces.push(piece);
@@ -407,8 +377,7 @@ impl<'de> Visitor<'de> for BatchItem<'_, 'de, '_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
-        self.batch
-            .push_text(Cow::Owned(text.to_owned()), self.trail)
+        self.batch.push_text(Cow::Owned(text.to_owned()), self.trail)
     }
 
     fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<(), E> {
@@ -462,14 +431,7 @@ impl<'de> Visitor<'de> for MessagesSeed<'_> {
         let mut index = 0usize;
         loop {
             trail.inside(index, "", "a message object with `role` and `content`");
-            if seq
-                .next_element_seed(MessageSeed {
-                    pieces: &mut pieces,
-                    trail,
-                    index,
-                })?
-                .is_none()
-            {
+            if seq.next_element_seed(MessageSeed { pieces: &mut pieces, trail, index })?.is_none() {
                 return Ok(pieces);
             }
             index = index.saturating_add(1);
@@ -509,11 +471,7 @@ impl<'de> Visitor<'de> for MessageSeed<'_, 'de, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self {
-            pieces,
-            trail,
-            index,
-        } = self;
+        let Self { pieces, trail, index } = self;
         // The role leads in the canonical prompt whatever the order of the keys: some clients sort them.
         let head = pieces.len();
         push_piece(pieces, Piece::Message(Cow::Borrowed("")), trail)?;
@@ -528,17 +486,9 @@ impl<'de> Visitor<'de> for MessageSeed<'_, 'de, '_> {
                     }
                 }
                 MessageKey::Content => {
-                    trail.inside(
-                        index,
-                        "content",
-                        "a string, null, or an array of content parts",
-                    );
+                    trail.inside(index, "content", "a string, null, or an array of content parts");
                     pieces.truncate(head.saturating_add(1));
-                    map.next_value_seed(ContentSeed {
-                        pieces,
-                        trail,
-                        part: false,
-                    })?;
+                    map.next_value_seed(ContentSeed { pieces, trail, part: false })?;
                 }
                 MessageKey::ToolCalls => {
                     trail.inside(index, "tool_calls", "an array");
@@ -600,39 +550,20 @@ impl<'de> Visitor<'de> for ContentSeed<'_, 'de, '_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
-        push_piece(
-            self.pieces,
-            Piece::Text(Cow::Owned(text.to_owned())),
-            self.trail,
-        )
+        push_piece(self.pieces, Piece::Text(Cow::Owned(text.to_owned())), self.trail)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let Self {
-            pieces,
-            trail,
-            part,
-        } = self;
+        let Self { pieces, trail, part } = self;
         if part {
             return Err(A::Error::custom("an array inside an array of parts"));
         }
-        while seq
-            .next_element_seed(ContentSeed {
-                pieces,
-                trail,
-                part: true,
-            })?
-            .is_some()
-        {}
+        while seq.next_element_seed(ContentSeed { pieces, trail, part: true })?.is_some() {}
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self {
-            pieces,
-            trail,
-            part,
-        } = self;
+        let Self { pieces, trail, part } = self;
         if !part {
             return Err(A::Error::custom("an object outside an array of parts"));
         }

@@ -87,11 +87,7 @@ pub enum RequestError {
 /// A gateway may put a prefix before `/v1/`, and a client a slash at the end.
 #[must_use]
 pub fn api_of_path(path: &str) -> Option<Api> {
-    let path = path
-        .split(['?', '#'])
-        .next()
-        .unwrap_or_default()
-        .trim_end_matches('/');
+    let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
     if path.ends_with("/v1/chat/completions") {
         Some(Api::Chat)
     } else if path.ends_with("/v1/completions") {
@@ -105,11 +101,7 @@ pub fn api_of_path(path: &str) -> Option<Api> {
 ///
 /// # Errors
 /// [`RequestError`] says what was expected where.
-pub fn read_request(
-    api: Api,
-    body: &[u8],
-    options: BlockOptions,
-) -> Result<LlmRequest, RequestError> {
+pub fn read_request(api: Api, body: &[u8], options: BlockOptions) -> Result<LlmRequest, RequestError> {
     let body = body::read(api, body)?;
     let model = leading_bytes(&body.model, MAX_MODEL_BYTES);
     let prompt = blocks::hash_prompt(model, &body, options);
@@ -125,8 +117,7 @@ pub fn read_request(
 
 /// The longest leading part of `text` within `limit` bytes.
 fn leading_bytes(text: &str, limit: usize) -> &str {
-    text.get(..text.floor_char_boundary(limit))
-        .unwrap_or_default()
+    text.get(..text.floor_char_boundary(limit)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -3,15 +3,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const BLOCKS: BlockOptions = BlockOptions {
-    block_bytes: 16,
-    max_blocks: 100_000,
-};
+const BLOCKS: BlockOptions = BlockOptions { block_bytes: 16, max_blocks: 100_000 };
 
 fn read(api: Api, body: &Value) -> LlmRequest {
     read_request(api, body.to_string().as_bytes(), BLOCKS).unwrap()
 }
 
+#[allow(clippy::needless_pass_by_value)] // so that a call is `chat(json!(…))`
 fn chat(messages: Value) -> LlmRequest {
     read(Api::Chat, &json!({ "model": "m", "messages": messages }))
 }
@@ -33,11 +31,7 @@ fn paths_are_known_with_prefix_query_and_trailing_slash() {
     ] {
         assert_eq!(api_of_path(path), Some(Api::Completions), "{path}");
     }
-    for path in [
-        "/v1/chat/completions",
-        "/v1/chat/completions?stream=1",
-        "/openai/v1/chat/completions/",
-    ] {
+    for path in ["/v1/chat/completions", "/v1/chat/completions?stream=1", "/openai/v1/chat/completions/"] {
         assert_eq!(api_of_path(path), Some(Api::Chat), "{path}");
     }
     for path in [
@@ -99,19 +93,11 @@ fn what_is_absent_or_null_has_its_default() {
 fn the_newer_name_of_the_token_bound_wins_and_odd_bounds_are_read_as_meant() {
     let bound = |json: &str| {
         let body = format!(r#"{{"messages":[],{json}}}"#);
-        read_request(Api::Chat, body.as_bytes(), BLOCKS)
-            .unwrap()
-            .max_tokens
+        read_request(Api::Chat, body.as_bytes(), BLOCKS).unwrap().max_tokens
     };
     assert_eq!(bound(r#""max_tokens":5"#), Some(5));
-    assert_eq!(
-        bound(r#""max_tokens":5,"max_completion_tokens":9"#),
-        Some(9)
-    );
-    assert_eq!(
-        bound(r#""max_completion_tokens":null,"max_tokens":5"#),
-        Some(5)
-    );
+    assert_eq!(bound(r#""max_tokens":5,"max_completion_tokens":9"#), Some(9));
+    assert_eq!(bound(r#""max_completion_tokens":null,"max_tokens":5"#), Some(5));
     assert_eq!(bound(r#""max_tokens":-1"#), None);
     assert_eq!(bound(r#""max_tokens":100.0"#), Some(100));
     assert_eq!(bound(r#""max_tokens":99999999999"#), Some(u32::MAX));
@@ -123,10 +109,7 @@ fn a_prompt_is_the_same_as_string_and_as_array_of_one() {
     let plain = read(Api::Completions, &json!({"model": "m", "prompt": text}));
     let array = read(Api::Completions, &json!({"model": "m", "prompt": [text]}));
     assert_eq!(plain, array);
-    let two = read(
-        Api::Completions,
-        &json!({"model": "m", "prompt": [text, text]}),
-    );
+    let two = read(Api::Completions, &json!({"model": "m", "prompt": [text, text]}));
     assert_eq!(two.prompt.text_bytes, 2 * plain.prompt.text_bytes + 1);
     assert!(two.prompt.blocks.starts_with(&plain.prompt.blocks));
 }
@@ -135,25 +118,13 @@ fn a_prompt_is_the_same_as_string_and_as_array_of_one() {
 fn token_ids_are_counted_exactly_and_hashed_four_bytes_each() {
     let ids: Vec<u32> = (0..10).collect();
     let flat = read(Api::Completions, &json!({"model": "m", "prompt": ids}));
-    assert_eq!(
-        (flat.prompt.exact_tokens, flat.prompt.text_bytes),
-        (Some(10), 40)
-    );
+    assert_eq!((flat.prompt.exact_tokens, flat.prompt.text_bytes), (Some(10), 40));
     assert_eq!(flat.prompt.blocks.len(), 2);
     let nested = read(Api::Completions, &json!({"model": "m", "prompt": [ids]}));
     assert_eq!(nested.prompt, flat.prompt);
-    let batch = read(
-        Api::Completions,
-        &json!({"model": "m", "prompt": [ids, [7]]}),
-    );
-    assert_eq!(
-        (batch.prompt.exact_tokens, batch.prompt.text_bytes),
-        (Some(11), 48)
-    );
-    let longer = read(
-        Api::Completions,
-        &json!({"model": "m", "prompt": (0..30).collect::<Vec<u32>>()}),
-    );
+    let batch = read(Api::Completions, &json!({"model": "m", "prompt": [ids, [7]]}));
+    assert_eq!((batch.prompt.exact_tokens, batch.prompt.text_bytes), (Some(11), 48));
+    let longer = read(Api::Completions, &json!({"model": "m", "prompt": (0..30).collect::<Vec<u32>>()}));
     assert!(longer.prompt.blocks.starts_with(&flat.prompt.blocks));
     let empty = read(Api::Completions, &json!({"model": "m", "prompt": [[]]}));
     assert_eq!(empty.prompt.exact_tokens, Some(0));
@@ -167,10 +138,7 @@ fn content_is_the_same_as_string_and_as_text_parts() {
     let bare = chat(json!([{"content": [text], "role": "user", "name": "n"}]));
     assert_eq!(plain, parts);
     assert_eq!(plain, bare);
-    assert_eq!(
-        plain.prompt.text_bytes as usize,
-        text.len() + "user".len() + 2
-    );
+    assert_eq!(plain.prompt.text_bytes as usize, text.len() + "user".len() + 2);
 }
 
 #[test]
@@ -181,17 +149,13 @@ fn an_image_counts_a_few_bytes_and_changes_the_hash_by_its_url() {
             {"type": "text", "text": "What is in this picture? Answer in one sentence."},
         ]}]))
     };
-    let (a, b) = (
-        with("https://example.com/a.png"),
-        with("https://example.com/b.png"),
-    );
+    let (a, b) = (with("https://example.com/a.png"), with("https://example.com/b.png"));
     let inline = with(&format!("data:image/png;base64,{}", "A".repeat(100_000)));
     assert_ne!(a.prompt.blocks, b.prompt.blocks);
     assert_eq!(a.prompt.text_bytes, b.prompt.text_bytes);
     assert_eq!(a.prompt.text_bytes, inline.prompt.text_bytes);
-    let text_alone = chat(
-        json!([{"role": "user", "content": "What is in this picture? Answer in one sentence."}]),
-    );
+    let text_alone =
+        chat(json!([{"role": "user", "content": "What is in this picture? Answer in one sentence."}]));
     assert_eq!(a.prompt.text_bytes, text_alone.prompt.text_bytes + 9);
     let bare = chat(json!([{"role": "user", "content": [
         {"type": "image_url", "image_url": "https://example.com/a.png"},
@@ -209,19 +173,12 @@ fn an_image_counts_a_few_bytes_and_changes_the_hash_by_its_url() {
 
 #[test]
 fn tools_stand_before_the_messages_wherever_they_stand_in_the_body() {
-    let tools =
-        r#"[{"type":"function","function":{"name":"look_up","parameters":{"type":"object"}}}]"#;
+    let tools = r#"[{"type":"function","function":{"name":"look_up","parameters":{"type":"object"}}}]"#;
     let messages = r#"[{"role":"user","content":"What is the weather in Oslo today?"}]"#;
     let body = |text: String| read_request(Api::Chat, text.as_bytes(), BLOCKS).unwrap();
-    let before = body(format!(
-        r#"{{"model":"m","tools":{tools},"messages":{messages}}}"#
-    ));
-    let after = body(format!(
-        r#"{{"messages":{messages},"tools":{tools},"model":"m"}}"#
-    ));
-    let none = body(format!(
-        r#"{{"messages":{messages},"tools":[],"model":"m"}}"#
-    ));
+    let before = body(format!(r#"{{"model":"m","tools":{tools},"messages":{messages}}}"#));
+    let after = body(format!(r#"{{"messages":{messages},"tools":{tools},"model":"m"}}"#));
+    let none = body(format!(r#"{{"messages":{messages},"tools":[],"model":"m"}}"#));
     let without = body(format!(r#"{{"messages":{messages},"model":"m"}}"#));
     assert_eq!(before, after);
     assert_eq!(none, without);
@@ -229,18 +186,8 @@ fn tools_stand_before_the_messages_wherever_they_stand_in_the_body() {
     let other = body(format!(
         r#"{{"model":"m","tools":{tools},"messages":[{{"role":"user","content":"Something else."}}]}}"#
     ));
-    let shared = before
-        .prompt
-        .blocks
-        .iter()
-        .zip(&other.prompt.blocks)
-        .take_while(|(a, b)| a == b)
-        .count();
-    assert_eq!(
-        shared,
-        tools.len() / 16,
-        "the tools are shared, the messages are not"
-    );
+    let shared = before.prompt.blocks.iter().zip(&other.prompt.blocks).take_while(|(a, b)| a == b).count();
+    assert_eq!(shared, tools.len() / 16, "the tools are shared, the messages are not");
 }
 
 #[test]
@@ -249,8 +196,7 @@ fn tool_calls_count_as_what_the_assistant_said() {
     let with = chat(
         json!([{"role": "assistant", "content": null, "tool_calls": call}, {"role": "tool", "content": "12 C"}]),
     );
-    let without =
-        chat(json!([{"role": "assistant", "content": null}, {"role": "tool", "content": "12 C"}]));
+    let without = chat(json!([{"role": "assistant", "content": null}, {"role": "tool", "content": "12 C"}]));
     assert_eq!(
         with.prompt.text_bytes as usize,
         without.prompt.text_bytes as usize + call.to_string().len() + 1
@@ -260,8 +206,7 @@ fn tool_calls_count_as_what_the_assistant_said() {
 
 #[test]
 fn the_order_of_keys_and_escapes_do_not_change_the_prompt() {
-    let plain =
-        r#"{"model":"m","messages":[{"role":"user","content":"aaaa bbbb cccc dddd eeee"}]}"#;
+    let plain = r#"{"model":"m","messages":[{"role":"user","content":"aaaa bbbb cccc dddd eeee"}]}"#;
     let other = r#"{"messages":[{"content":"aaaa bbbb cccc dddd \u0065\u0065ee","role":"us\u0065r"}],"mod\u0065l":"m"}"#;
     let read = |body: &str| read_request(Api::Chat, body.as_bytes(), BLOCKS).unwrap();
     assert_eq!(read(plain), read(other));
@@ -271,12 +216,7 @@ fn the_order_of_keys_and_escapes_do_not_change_the_prompt() {
 fn another_model_or_salt_shares_no_block() {
     let prompt = "x".repeat(64);
     let of = |model: &str, salt: Option<&str>| {
-        read(
-            Api::Completions,
-            &json!({"model": model, "prompt": prompt, "cache_salt": salt}),
-        )
-        .prompt
-        .blocks
+        read(Api::Completions, &json!({"model": model, "prompt": prompt, "cache_salt": salt})).prompt.blocks
     };
     let base = of("m", None);
     assert_eq!(base, of("m", None));
@@ -289,10 +229,7 @@ fn another_model_or_salt_shares_no_block() {
 #[test]
 fn a_long_model_name_is_cut_between_characters() {
     let name = "é".repeat(200);
-    let request = read(
-        Api::Completions,
-        &json!({"model": format!("a{name}"), "prompt": ""}),
-    );
+    let request = read(Api::Completions, &json!({"model": format!("a{name}"), "prompt": ""}));
     assert_eq!(request.model.len(), 255);
 }
 
@@ -312,10 +249,7 @@ fn broken_json_is_told_from_a_wrong_request_and_both_say_where() {
         assert!(error.to_string().contains(" at line 1 column "), "{error}");
     }
     let broken_utf8 = read_request(Api::Completions, b"{\"prompt\":\"\xff\"}", BLOCKS).unwrap_err();
-    assert!(
-        matches!(broken_utf8, RequestError::NotJson(_)),
-        "{broken_utf8}"
-    );
+    assert!(matches!(broken_utf8, RequestError::NotJson(_)), "{broken_utf8}");
 
     assert_eq!(
         refusal(Api::Completions, r#"{"model":"m"}"#),
@@ -332,48 +266,18 @@ fn broken_json_is_told_from_a_wrong_request_and_both_say_where() {
     assert!(refusal(Api::Completions, "[1,2]").starts_with("the body at line 1 "));
     assert!(refusal(Api::Completions, "7").ends_with("expected a JSON object"));
     for (api, body, place, expected) in [
-        (
-            Api::Chat,
-            r#"{"model":5,"messages":[]}"#,
-            "`model`",
-            "a string",
-        ),
-        (
-            Api::Chat,
-            r#"{"messages":[],"stream":"yes"}"#,
-            "`stream`",
-            "true or false",
-        ),
+        (Api::Chat, r#"{"model":5,"messages":[]}"#, "`model`", "a string"),
+        (Api::Chat, r#"{"messages":[],"stream":"yes"}"#, "`stream`", "true or false"),
         (
             Api::Chat,
             r#"{"messages":[],"stream_options":{"include_usage":1}}"#,
             "`stream_options`",
             "`include_usage`",
         ),
-        (
-            Api::Chat,
-            r#"{"messages":[],"max_tokens":1.5}"#,
-            "`max_tokens`",
-            "a whole number",
-        ),
-        (
-            Api::Chat,
-            r#"{"messages":{}}"#,
-            "`messages`",
-            "an array of message objects",
-        ),
-        (
-            Api::Chat,
-            r#"{"messages":[{},"hi"]}"#,
-            "`messages[1]`",
-            "a message object",
-        ),
-        (
-            Api::Chat,
-            r#"{"messages":[{"role":1}]}"#,
-            "`messages[0].role`",
-            "a string",
-        ),
+        (Api::Chat, r#"{"messages":[],"max_tokens":1.5}"#, "`max_tokens`", "a whole number"),
+        (Api::Chat, r#"{"messages":{}}"#, "`messages`", "an array of message objects"),
+        (Api::Chat, r#"{"messages":[{},"hi"]}"#, "`messages[1]`", "a message object"),
+        (Api::Chat, r#"{"messages":[{"role":1}]}"#, "`messages[0].role`", "a string"),
         (
             Api::Chat,
             r#"{"messages":[{},{"content":{"text":"a"}}]}"#,
@@ -386,72 +290,19 @@ fn broken_json_is_told_from_a_wrong_request_and_both_say_where() {
             "`messages[0].content`",
             "an array of content parts",
         ),
-        (
-            Api::Chat,
-            r#"{"messages":[{"content":7}]}"#,
-            "`messages[0].content`",
-            "a string, null",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":null}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":["a",1]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[1,"a"]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[1,[2]]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[[2],1]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[["a"]]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[-1]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[1.5]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
-        (
-            Api::Completions,
-            r#"{"prompt":[4294967296]}"#,
-            "`prompt`",
-            "an array of token ids",
-        ),
+        (Api::Chat, r#"{"messages":[{"content":7}]}"#, "`messages[0].content`", "a string, null"),
+        (Api::Completions, r#"{"prompt":null}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":["a",1]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[1,"a"]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[1,[2]]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[[2],1]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[["a"]]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[-1]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[1.5]}"#, "`prompt`", "an array of token ids"),
+        (Api::Completions, r#"{"prompt":[4294967296]}"#, "`prompt`", "an array of token ids"),
     ] {
         let message = refusal(api, body);
-        assert!(
-            message.starts_with(place) && message.contains(expected),
-            "{body}: {message}"
-        );
+        assert!(message.starts_with(place) && message.contains(expected), "{body}: {message}");
     }
 }
 
@@ -459,15 +310,12 @@ fn broken_json_is_told_from_a_wrong_request_and_both_say_where() {
 fn an_error_never_quotes_the_client() {
     let body = r#"{"messages":[{"content":{"secret":"swordfish"}}],"max_tokens":"swordfish"}"#;
     assert!(!refusal(Api::Chat, body).contains("swordfish"));
-    assert!(
-        !refusal(Api::Chat, r#"{"max_tokens":"swordfish","messages":[]}"#).contains("swordfish")
-    );
+    assert!(!refusal(Api::Chat, r#"{"max_tokens":"swordfish","messages":[]}"#).contains("swordfish"));
 }
 
 #[test]
 fn the_last_of_repeated_keys_wins() {
-    let twice =
-        r#"{"model":"x","model":"m","messages":[{"content":"no","content":"yes","role":"user"}]}"#;
+    let twice = r#"{"model":"x","model":"m","messages":[{"content":"no","content":"yes","role":"user"}]}"#;
     let once = r#"{"model":"m","messages":[{"content":"yes","role":"user"}]}"#;
     let read = |body: &str| read_request(Api::Chat, body.as_bytes(), BLOCKS).unwrap();
     assert_eq!(read(twice), read(once));
@@ -477,16 +325,10 @@ fn the_last_of_repeated_keys_wins() {
 fn hostile_bodies_cost_bounded_work() {
     let deep = format!("{{\"messages\":{}", "[".repeat(1_000_000));
     assert!(read_request(Api::Chat, deep.as_bytes(), BLOCKS).is_err());
-    let deep = format!(
-        "{{\"messages\":[{{\"content\":{}",
-        "[{\"image_url\":".repeat(100_000)
-    );
+    let deep = format!("{{\"messages\":[{{\"content\":{}", "[{\"image_url\":".repeat(100_000));
     assert!(read_request(Api::Chat, deep.as_bytes(), BLOCKS).is_err());
-    let deep_unknown = format!(
-        "{{\"prompt\":\"\",\"x\":{}{}}}",
-        "[".repeat(1_000_000),
-        "]".repeat(1_000_000)
-    );
+    let deep_unknown =
+        format!("{{\"prompt\":\"\",\"x\":{}{}}}", "[".repeat(1_000_000), "]".repeat(1_000_000));
     assert!(
         read_request(Api::Completions, deep_unknown.as_bytes(), BLOCKS).is_ok(),
         "an unknown field is skipped"
@@ -509,9 +351,8 @@ fn message() -> impl Strategy<Value = Value> {
         1 => prop::collection::vec(part, 0..4).prop_map(Value::from),
     ];
     let calls = prop_oneof![3 => Just(Value::Null), 1 => "[a-z]{1,9}".prop_map(|name| json!([{"function": {"name": name}}]))];
-    ("(system|user|assistant|tool)", content, calls).prop_map(
-        |(role, content, calls)| json!({"role": role, "content": content, "tool_calls": calls}),
-    )
+    ("(system|user|assistant|tool)", content, calls)
+        .prop_map(|(role, content, calls)| json!({"role": role, "content": content, "tool_calls": calls}))
 }
 
 proptest! {

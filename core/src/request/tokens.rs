@@ -105,10 +105,7 @@ impl TokenEstimator {
     #[must_use]
     pub fn mean_bytes_per_token(&self) -> f32 {
         let (bytes, tokens) = self.models.iter().fold(
-            (
-                DEFAULT_BYTES_PER_TOKEN * DEFAULT_WEIGHT_TOKENS,
-                DEFAULT_WEIGHT_TOKENS,
-            ),
+            (DEFAULT_BYTES_PER_TOKEN * DEFAULT_WEIGHT_TOKENS, DEFAULT_WEIGHT_TOKENS),
             |(bytes, tokens), learned| (bytes + learned.bytes, tokens + learned.tokens),
         );
         (bytes / tokens).clamp(LEAST_BYTES_PER_TOKEN, MOST_BYTES_PER_TOKEN)
@@ -121,22 +118,15 @@ impl TokenEstimator {
             tokens: DEFAULT_WEIGHT_TOKENS,
             heard_at: 0,
         };
-        let index = match self
-            .models
-            .iter()
-            .position(|learned| learned.model_key == model_key)
-        {
+        let index = match self.models.iter().position(|learned| learned.model_key == model_key) {
             Some(index) => index,
             None if self.models.len() < MAX_MODELS => {
                 self.models.push(fresh);
                 self.models.len().saturating_sub(1)
             }
             None => {
-                let (index, _) = self
-                    .models
-                    .iter()
-                    .enumerate()
-                    .min_by_key(|(_, learned)| learned.heard_at)?;
+                let (index, _) =
+                    self.models.iter().enumerate().min_by_key(|(_, learned)| learned.heard_at)?;
                 *self.models.get_mut(index)? = fresh;
                 index
             }
@@ -150,10 +140,7 @@ mod tests {
     use super::*;
 
     fn text(text_bytes: u32) -> Prompt {
-        Prompt {
-            text_bytes,
-            ..Prompt::default()
-        }
+        Prompt { text_bytes, ..Prompt::default() }
     }
 
     #[test]
@@ -168,11 +155,7 @@ mod tests {
     fn token_ids_are_exact_whatever_was_learned() {
         let mut estimator = TokenEstimator::new();
         estimator.observe(1, 1000, 1000);
-        let prompt = Prompt {
-            text_bytes: 400,
-            exact_tokens: Some(77),
-            blocks: Vec::new(),
-        };
+        let prompt = Prompt { text_bytes: 400, exact_tokens: Some(77), blocks: Vec::new() };
         assert_eq!(estimator.estimate(1, &prompt), 77.0);
     }
 
@@ -182,11 +165,7 @@ mod tests {
         for _ in 0..50 {
             estimator.observe(1, 3000, 2000);
         }
-        assert!(
-            (estimator.bytes_per_token(1) - 1.5).abs() < 0.05,
-            "{}",
-            estimator.bytes_per_token(1)
-        );
+        assert!((estimator.bytes_per_token(1) - 1.5).abs() < 0.05, "{}", estimator.bytes_per_token(1));
         assert_eq!(estimator.bytes_per_token(2), 4.0);
     }
 
@@ -199,11 +178,7 @@ mod tests {
         for _ in 0..400 {
             estimator.observe(1, 1700, 1000);
         }
-        assert!(
-            (estimator.bytes_per_token(1) - 1.7).abs() < 0.1,
-            "{}",
-            estimator.bytes_per_token(1)
-        );
+        assert!((estimator.bytes_per_token(1) - 1.7).abs() < 0.1, "{}", estimator.bytes_per_token(1));
     }
 
     #[test]
@@ -213,11 +188,7 @@ mod tests {
             estimator.observe(1, 4000, 1000);
         }
         estimator.observe(1, 40, 8000);
-        assert!(
-            (estimator.bytes_per_token(1) - 4.0).abs() < 0.25,
-            "{}",
-            estimator.bytes_per_token(1)
-        );
+        assert!((estimator.bytes_per_token(1) - 4.0).abs() < 0.25, "{}", estimator.bytes_per_token(1));
     }
 
     #[test]
@@ -227,16 +198,8 @@ mod tests {
             estimator.observe(1, 1, u32::MAX);
             estimator.observe(2, u32::MAX, 1);
         }
-        assert!(
-            (0.5..0.51).contains(&estimator.bytes_per_token(1)),
-            "{}",
-            estimator.bytes_per_token(1)
-        );
-        assert!(
-            (15.9..=16.0).contains(&estimator.bytes_per_token(2)),
-            "{}",
-            estimator.bytes_per_token(2)
-        );
+        assert!((0.5..0.51).contains(&estimator.bytes_per_token(1)), "{}", estimator.bytes_per_token(1));
+        assert!((15.9..=16.0).contains(&estimator.bytes_per_token(2)), "{}", estimator.bytes_per_token(2));
     }
 
     #[test]

@@ -47,13 +47,8 @@ struct EventObject {
 
 impl Facts {
     /// An event that was too large to read.
-    pub(super) const UNREAD_TOKEN: Self = Self {
-        choices: 1,
-        with_token: 1,
-        usage: None,
-        timings: None,
-        error: false,
-    };
+    pub(super) const UNREAD_TOKEN: Self =
+        Self { choices: 1, with_token: 1, usage: None, timings: None, error: false };
 
     /// Reads the JSON object in `data`; `None` when there is none.
     pub(super) fn read(data: &[u8]) -> Option<Self> {
@@ -96,9 +91,7 @@ impl<'de> Deserialize<'de> for Choices {
                 let mut choices = Choices::default();
                 while let Some(choice) = seq.next_element::<Choice>()? {
                     choices.all = choices.all.saturating_add(1);
-                    choices.with_token = choices
-                        .with_token
-                        .saturating_add(u32::from(choice.carries_token()));
+                    choices.with_token = choices.with_token.saturating_add(u32::from(choice.carries_token()));
                 }
                 Ok(choices)
             }
@@ -127,10 +120,7 @@ impl Choice {
             Shape::Empty if !finishes => return true,
             _ => {}
         }
-        [&self.delta, &self.message]
-            .into_iter()
-            .flatten()
-            .any(|message| message.carries_token(finishes))
+        [&self.delta, &self.message].into_iter().flatten().any(|message| message.carries_token(finishes))
     }
 }
 
@@ -155,18 +145,9 @@ struct Message {
 
 impl Message {
     fn carries_token(&self, finishes: bool) -> bool {
-        let texts = [
-            self.content,
-            self.reasoning_content,
-            self.reasoning,
-            self.refusal,
-        ];
+        let texts = [self.content, self.reasoning_content, self.reasoning, self.refusal];
         let calls = [self.tool_calls, self.function_call];
-        if texts
-            .into_iter()
-            .chain(calls)
-            .any(|shape| shape == Shape::Filled)
-        {
+        if texts.into_iter().chain(calls).any(|shape| shape == Shape::Filled) {
             return true;
         }
         let opens = self.role == Shape::Filled;
@@ -210,11 +191,7 @@ impl<'de> Deserialize<'de> for Shape {
                 Ok(Shape::Filled)
             }
             fn visit_str<E>(self, text: &str) -> Result<Shape, E> {
-                Ok(if text.is_empty() {
-                    Shape::Empty
-                } else {
-                    Shape::Filled
-                })
+                Ok(if text.is_empty() { Shape::Empty } else { Shape::Filled })
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
                 let mut shape = Shape::Empty;

@@ -61,17 +61,11 @@ impl Lines {
 
     fn close(&mut self, tail: &[u8], on_line: &mut impl FnMut(Line<'_>)) {
         if self.open.is_empty() && tail.len() <= MAX_LINE_BYTES {
-            on_line(Line {
-                bytes: self.without_mark(tail),
-                cut: false,
-            });
+            on_line(Line { bytes: self.without_mark(tail), cut: false });
         } else {
             self.keep(tail);
             let open = core::mem::take(&mut self.open);
-            on_line(Line {
-                bytes: self.without_mark(&open),
-                cut: self.cut,
-            });
+            on_line(Line { bytes: self.without_mark(&open), cut: self.cut });
             self.open = open;
             self.open.clear();
             self.cut = false;
@@ -91,11 +85,7 @@ impl Lines {
     }
 
     fn without_mark<'a>(&self, line: &'a [u8]) -> &'a [u8] {
-        if self.past_first_line {
-            line
-        } else {
-            line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line)
-        }
+        if self.past_first_line { line } else { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) }
     }
 }
 
@@ -115,30 +105,19 @@ mod tests {
 
     #[test]
     fn all_three_line_ends_end_one_line_each() {
-        let expected: Vec<_> = [&b"a"[..], b"", b"b", b"", b"c", b"d", b"e"]
-            .map(|line| (line.to_vec(), false))
-            .into();
-        assert_eq!(
-            lines(&[b"a\n\nb\r\rc\r\nd\n\re"]).len(),
-            8,
-            "LF CR are two ends"
-        );
+        let expected: Vec<_> =
+            [&b"a"[..], b"", b"b", b"", b"c", b"d", b"e"].map(|line| (line.to_vec(), false)).into();
+        assert_eq!(lines(&[b"a\n\nb\r\rc\r\nd\n\re"]).len(), 8, "LF CR are two ends");
         assert_eq!(lines(&[b"a\n\nb\r\rc\r\nd\ne"]), expected);
         assert_eq!(lines(&[b"a\n\nb\r", b"\rc\r", b"\nd\ne"]), expected);
-        assert_eq!(
-            lines(&[b"a\n\nb\r", b"", b"\rc\r", b"", b"\nd\ne"]),
-            expected
-        );
+        assert_eq!(lines(&[b"a\n\nb\r", b"", b"\rc\r", b"", b"\nd\ne"]), expected);
     }
 
     #[test]
     fn a_byte_order_mark_is_dropped_at_the_start_only() {
         let expected = vec![(b"a".to_vec(), false), (b"\xef\xbb\xbfb".to_vec(), false)];
         assert_eq!(lines(&[b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n"]), expected);
-        assert_eq!(
-            lines(&[b"\xef", b"\xbb", b"\xbf", b"a\n\xef\xbb\xbfb\n"]),
-            expected
-        );
+        assert_eq!(lines(&[b"\xef", b"\xbb", b"\xbf", b"a\n\xef\xbb\xbfb\n"]), expected);
     }
 
     #[test]
@@ -148,11 +127,7 @@ mod tests {
             let chunks: Vec<&[u8]> = long.chunks(step).collect();
             let seen = lines(&chunks);
             assert_eq!(seen.len(), 2);
-            assert_eq!(
-                (seen[0].0.len(), seen[0].1),
-                (MAX_LINE_BYTES, true),
-                "chunks of {step}"
-            );
+            assert_eq!((seen[0].0.len(), seen[0].1), (MAX_LINE_BYTES, true), "chunks of {step}");
             assert_eq!(seen[1], (b"short".to_vec(), false));
         }
     }

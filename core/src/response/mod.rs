@@ -104,11 +104,7 @@ impl ResponseReader {
             BodyForm::Sse => Body::Sse(Events::default()),
             BodyForm::Json => Body::Json(Vec::new()),
         };
-        Self {
-            body,
-            tally: Tally::default(),
-            chunk_us: None,
-        }
+        Self { body, tally: Tally::default(), chunk_us: None }
     }
 
     /// Takes the next chunk, received at `now_us`.
@@ -121,7 +117,7 @@ impl ResponseReader {
         match &mut self.body {
             Body::Sse(events) => events.push(chunk, &mut self.tally, now_us),
             Body::Json(json) if json.len().saturating_add(chunk.len()) <= MAX_JSON_BYTES => {
-                json.extend_from_slice(chunk)
+                json.extend_from_slice(chunk);
             }
             Body::Json(_) => self.body = Body::Unread,
             Body::Unread => {}

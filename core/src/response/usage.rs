@@ -92,10 +92,7 @@ impl From<&UsageObject> for Usage {
         Self {
             prompt_tokens: object.prompt_tokens.0,
             completion_tokens: object.completion_tokens.0,
-            cached_tokens: object
-                .prompt_tokens_details
-                .as_ref()
-                .and_then(|details| details.cached_tokens.0),
+            cached_tokens: object.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens.0),
         }
     }
 }
@@ -104,10 +101,7 @@ impl From<&Timings> for Usage {
     fn from(timings: &Timings) -> Self {
         let cached = timings.cache_n.0;
         Self {
-            prompt_tokens: timings
-                .prompt_n
-                .0
-                .map(|processed| processed.saturating_add(cached.unwrap_or(0))),
+            prompt_tokens: timings.prompt_n.0.map(|processed| processed.saturating_add(cached.unwrap_or(0))),
             completion_tokens: timings.predicted_n.0,
             cached_tokens: cached,
         }
