@@ -1,7 +1,26 @@
-//! Models: what a file must promise, and how it is evaluated.
+//! Models: what a file must promise, how it is read, how it is evaluated.
 //!
-//! (placeholder head; owner: model and trainer)
+//! One kernel and two ways into it. [`onnx`] is the lean reader of the form that the trainer writes
+//! and what the default filter uses; [`tract`] (feature `tract`) runs any ONNX graph with the same
+//! kernel behind its tree nodes. [`contract`] is what both check, [`packed`] the form in which a file
+//! travels. A model predicts a ratio to the analytic prior or milliseconds; either way
+//! [`Model::predict`] answers in milliseconds.
+//!
+//! What it is not: it does not fit, and it does not decide what to do with a prediction.
 
+pub mod contract;
+pub mod ensemble;
+pub mod kernel;
+pub mod onnx;
+pub mod packed;
+pub mod scalar;
+#[cfg(test)]
+mod testing;
+#[cfg(feature = "tract")]
+pub mod tract;
+
+use self::contract::{Output, Quantile, Target, Unit};
+use self::kernel::{Block, Forest, LANES};
 use crate::features::Row;
 
 /// What a model file says of itself (its ONNX `metadata_props`).
@@ -9,8 +28,19 @@ use crate::features::Row;
 pub struct ModelCard {
     /// Unique id of the model.
     pub model_id: String,
-    /// Everything else that was written, by key.
+    /// Everything that was written, by key; the keys are in [`contract`].
     pub properties: Vec<(String, String)>,
+}
+
+impl ModelCard {
+    /// Value of a property.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.properties
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    }
 }
 
 /// One row's outputs. A target the model does not have is NaN. Ratio outputs are multiplied by the prior.
@@ -26,18 +56,62 @@ pub struct Prediction {
     pub tpot_ms_p90: f32,
 }
 
+impl Prediction {
+    /// A prediction that knows nothing.
+    pub const UNKNOWN: Self = Self {
+        ttft_ms_p50: f32::NAN,
+        ttft_ms_p90: f32::NAN,
+        tpot_ms_p50: f32::NAN,
+        tpot_ms_p90: f32::NAN,
+    };
+
+    fn slot(&mut self, target: Target, quantile: Quantile) -> &mut f32 {
+        match (target, quantile) {
+            (Target::Ttft, Quantile::P50) => &mut self.ttft_ms_p50,
+            (Target::Ttft, Quantile::P90) => &mut self.ttft_ms_p90,
+            (Target::Tpot, Quantile::P50) => &mut self.tpot_ms_p50,
+            (Target::Tpot, Quantile::P90) => &mut self.tpot_ms_p90,
+        }
+    }
+}
+
 /// Why a model was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
     /// The bytes are not what the contract asks for.
     #[error("model refused: {0}")]
     Contract(String),
+    /// Larger than is read.
+    #[error(
+        "model refused: {what} of {bytes} bytes or more, at most {limit} are read: use fewer or shallower trees"
+    )]
+    Size {
+        /// What was too large.
+        what: &'static str,
+        /// Its size, or where reading stopped.
+        bytes: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// The packed text cannot be unpacked.
+    #[error("model refused: `onnx_deflate_base64` is {0}")]
+    Packed(String),
 }
 
-/// A model ready to predict.
+/// A model ready to predict. Shared freely between threads: predicting changes nothing in it.
 #[derive(Debug)]
 pub struct Model {
     card: ModelCard,
+    outputs: Vec<Output>,
+    program: Program,
+}
+
+#[derive(Debug)]
+enum Program {
+    /// One forest per output.
+    Trees(Vec<Forest>),
+    #[cfg(feature = "tract")]
+    Graph(tract::Graph),
 }
 
 impl Model {
@@ -45,16 +119,50 @@ impl Model {
     ///
     /// # Errors
     /// [`ModelError`] names what is missing or wrong.
-    pub fn from_onnx(_bytes: &[u8]) -> Result<Self, ModelError> {
-        Err(ModelError::Contract(String::new()))
+    pub fn from_onnx(bytes: &[u8]) -> Result<Self, ModelError> {
+        #[cfg(feature = "tract")]
+        return Self::from_onnx_tract(bytes);
+        #[cfg(not(feature = "tract"))]
+        return Self::from_onnx_lean(bytes);
+    }
+
+    /// Reads an ONNX file by the lean reader, whatever the flavour.
+    ///
+    /// # Errors
+    /// As for [`Self::from_onnx`].
+    pub fn from_onnx_lean(bytes: &[u8]) -> Result<Self, ModelError> {
+        let (card, ensembles) = onnx::read(bytes)?;
+        let (outputs, forests) = ensembles
+            .into_iter()
+            .map(|(output, trees)| (output, Forest::new(trees)))
+            .unzip();
+        Ok(Self {
+            card,
+            outputs,
+            program: Program::Trees(forests),
+        })
+    }
+
+    /// Reads an ONNX file through tract, whatever its nodes.
+    ///
+    /// # Errors
+    /// As for [`Self::from_onnx`].
+    #[cfg(feature = "tract")]
+    pub fn from_onnx_tract(bytes: &[u8]) -> Result<Self, ModelError> {
+        let (card, outputs, graph) = tract::Graph::read(bytes)?;
+        Ok(Self {
+            card,
+            outputs,
+            program: Program::Graph(graph),
+        })
     }
 
     /// Reads the form that travels in the configuration: base64 of raw-deflated ONNX.
     ///
     /// # Errors
     /// [`ModelError`], as for [`Self::from_onnx`]; also when inflating would pass the size bound.
-    pub fn from_packed(_packed: &str) -> Result<Self, ModelError> {
-        Err(ModelError::Contract(String::new()))
+    pub fn from_packed(packed: &str) -> Result<Self, ModelError> {
+        Self::from_onnx(&packed::unpack(packed)?)
     }
 
     /// What the file says of itself.
@@ -63,12 +171,99 @@ impl Model {
         &self.card
     }
 
-    /// Predicts all rows in one batch, into `out` (cleared first). Quantiles of one target are sorted per row.
+    /// The outputs that the model has.
+    #[must_use]
+    pub fn outputs(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    /// Predicts all rows in one batch, into `out` (cleared first). Quantiles of one target are sorted per
+    /// row; a target of which the model has one quantile gets it for both. Allocates nothing beyond `out`
+    /// for tree models.
     pub fn predict(&self, rows: &[Row], out: &mut Vec<Prediction>) {
+        self.evaluate(rows, out);
+        for (row, prediction) in rows.iter().zip(out.iter_mut()) {
+            for output in &self.outputs {
+                if output.unit == Unit::Ratio {
+                    *prediction.slot(output.target, output.quantile) *=
+                        contract::prior_ms(row, output.target);
+                }
+            }
+        }
+        for target in [Target::Ttft, Target::Tpot] {
+            self.fill_lone(target, out);
+        }
+    }
+
+    /// A target with one quantile gets it for both: half an answer would send every request to the prior.
+    fn fill_lone(&self, target: Target, out: &mut [Prediction]) {
+        let mut of_target = self.outputs.iter().filter(|output| output.target == target);
+        if let (Some(only), None) = (of_target.next(), of_target.next()) {
+            let (p50, p90) = (Quantile::P50, Quantile::P90);
+            let other = if only.quantile == p50 { p90 } else { p50 };
+            for prediction in out {
+                *prediction.slot(target, other) = *prediction.slot(target, only.quantile);
+            }
+        }
+    }
+
+    /// The graph's own numbers (ratios stay ratios), quantiles sorted: what is compared with XGBoost.
+    /// An output that the model does not have is NaN.
+    pub fn evaluate(&self, rows: &[Row], out: &mut Vec<Prediction>) {
         out.clear();
-        out.resize(
-            rows.len(),
-            Prediction { ttft_ms_p50: f32::NAN, ttft_ms_p90: f32::NAN, tpot_ms_p50: f32::NAN, tpot_ms_p90: f32::NAN },
-        );
+        out.resize(rows.len(), Prediction::UNKNOWN);
+        match &self.program {
+            Program::Trees(forests) => self.evaluate_trees(forests, rows, out),
+            #[cfg(feature = "tract")]
+            Program::Graph(graph) => graph.evaluate(&self.outputs, rows, out),
+        }
+        for prediction in out {
+            sort(&mut prediction.ttft_ms_p50, &mut prediction.ttft_ms_p90);
+            sort(&mut prediction.tpot_ms_p50, &mut prediction.tpot_ms_p90);
+        }
+    }
+
+    fn evaluate_trees(&self, forests: &[Forest], rows: &[Row], out: &mut [Prediction]) {
+        let whole = rows.len() / LANES * LANES;
+        let (rows, tail) = rows.split_at_checked(whole).unwrap_or((rows, &[]));
+        let (out, tail_out) = out
+            .split_at_mut_checked(whole)
+            .unwrap_or((&mut [], &mut []));
+        for (rows, out) in rows.chunks_exact(LANES).zip(out.chunks_exact_mut(LANES)) {
+            self.evaluate_block::<LANES>(forests, rows, out);
+        }
+        match tail.len() {
+            0 => {}
+            1 => self.evaluate_block::<1>(forests, tail, tail_out),
+            2..=4 => self.evaluate_block::<4>(forests, tail, tail_out),
+            _ => self.evaluate_block::<LANES>(forests, tail, tail_out),
+        }
+    }
+
+    /// Up to `L` rows; lanes without a row are evaluated and dropped.
+    fn evaluate_block<const L: usize>(
+        &self,
+        forests: &[Forest],
+        rows: &[Row],
+        out: &mut [Prediction],
+    ) {
+        let slices = rows.iter().map(|row| row.0.as_slice());
+        let block = Block::<L>::load(slices.clone());
+        for (output, forest) in self.outputs.iter().zip(forests) {
+            let sums = forest.eval(&block, slices.clone());
+            for (prediction, sum) in out.iter_mut().zip(sums) {
+                *prediction.slot(output.target, output.quantile) = sum;
+            }
+        }
     }
 }
+
+/// Trees fitted per quantile can cross; XGBoost's own prediction sorts them, and so do we.
+fn sort(low: &mut f32, high: &mut f32) {
+    if *low > *high {
+        std::mem::swap(low, high);
+    }
+}
+
+#[cfg(test)]
+mod tests;
