@@ -61,24 +61,16 @@ pub async fn send(
     headers: &[(&str, &str)],
     body: impl Into<Bytes>,
 ) -> Result<Answer> {
-    let mut request = Request::builder()
-        .method(method)
-        .uri(format!("http://{address}{path}"));
+    let mut request = Request::builder().method(method).uri(format!("http://{address}{path}"));
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let request = request
-        .header("connection", "close")
-        .body(Full::new(body.into()))?;
+    let request = request.header("connection", "close").body(Full::new(body.into()))?;
     let exchange = async {
         let response = client().request(request).await?;
         let (parts, body) = response.into_parts();
         let body = body.collect().await?.to_bytes();
-        anyhow::Ok(Answer {
-            status: parts.status,
-            headers: parts.headers,
-            body,
-        })
+        anyhow::Ok(Answer { status: parts.status, headers: parts.headers, body })
     };
     match tokio::time::timeout(PATIENCE, exchange).await {
         Ok(answer) => answer.with_context(|| format!("http://{address}{path}")),
@@ -101,11 +93,7 @@ pub async fn get(address: SocketAddr, path: &str) -> Result<Answer> {
 pub async fn get_json(address: SocketAddr, path: &str) -> Result<serde_json::Value> {
     let answer = get(address, path).await?;
     if answer.status != StatusCode::OK {
-        bail!(
-            "http://{address}{path}: {}: {}",
-            answer.status,
-            answer.text()
-        );
+        bail!("http://{address}{path}: {}: {}", answer.status, answer.text());
     }
     answer.json()
 }
@@ -140,7 +128,5 @@ pub async fn raw(address: SocketAddr, bytes: &[u8], within: Duration) -> Result<
 }
 
 fn client() -> Client<HttpConnector, Full<Bytes>> {
-    Client::builder(TokioExecutor::new())
-        .pool_max_idle_per_host(0)
-        .build_http()
+    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http()
 }

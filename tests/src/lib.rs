@@ -9,13 +9,19 @@
 //! * [`envoy`]: Envoy with `envoy/local/envoy.yaml`, its ports and pods replaced; its statistics.
 //! * [`trainer`]: the trainer process and its status.
 //! * [`pods`]: simulated pods in this process; [`llama_cpp`]: real engines.
-//! * [`rig`]: all of these put together, as a test needs them.
+//! * [`models`]: models made by hand, whose predictions are known.
+//! * [`completion`]: requests, and what the filter explains about them.
+//! * [`recorder`]: a pod that keeps what reaches it, for tests about bytes and headers.
 //! * [`wait`]: waiting for a condition, with a message that says what was seen last.
 
+pub mod completion;
 pub mod envoy;
 pub mod http;
 pub mod llama_cpp;
+pub mod models;
 pub mod paths;
+pub mod pods;
 pub mod process;
+pub mod recorder;
 pub mod trainer;
 pub mod wait;

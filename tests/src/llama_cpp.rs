@@ -48,20 +48,11 @@ impl LlamaCpp {
         let mut command = Command::new(paths::engines_python()?);
         command.arg(paths::root().join("scripts/engines/serve_llamacpp.py"));
         command.arg(paths::tiny_model(options.layers)?);
-        command.args([
-            "--threads",
-            &options.threads.to_string(),
-            "--slots",
-            &options.slots.to_string(),
-        ]);
+        command.args(["--threads", &options.threads.to_string(), "--slots", &options.slots.to_string()]);
         let mut process = Process::start(name, command, dir)?;
         let line = process.line(START).await?;
-        let ready: Ready =
-            serde_json::from_str(&line).with_context(|| format!("{name} said: {line}"))?;
-        Ok(Self {
-            process,
-            address: ready.listen,
-        })
+        let ready: Ready = serde_json::from_str(&line).with_context(|| format!("{name} said: {line}"))?;
+        Ok(Self { process, address: ready.listen })
     }
 
     /// Its address.

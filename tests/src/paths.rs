@@ -20,9 +20,7 @@ pub enum Flavour {
 #[must_use]
 pub fn root() -> &'static Path {
     // This crate's folder is a direct child of the root.
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap_or(Path::new("."))
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
 /// The Envoy binary.
@@ -39,14 +37,10 @@ pub fn envoy() -> Result<PathBuf> {
 /// When it is not built.
 pub fn module(flavour: Flavour) -> Result<PathBuf> {
     match flavour {
-        Flavour::Default => existing(
-            root().join(".foretoken/wasm/foretoken.wasm"),
-            "scripts/build",
-        ),
-        Flavour::Tract => existing(
-            root().join(".foretoken/wasm/foretoken-tract.wasm"),
-            "scripts/build --tract",
-        ),
+        Flavour::Default => existing(root().join(".foretoken/wasm/foretoken.wasm"), "scripts/build"),
+        Flavour::Tract => {
+            existing(root().join(".foretoken/wasm/foretoken-tract.wasm"), "scripts/build --tract")
+        }
     }
 }
 
@@ -63,10 +57,7 @@ pub fn trainer() -> Result<PathBuf> {
 /// # Errors
 /// When it is not installed.
 pub fn xgboost() -> Result<PathBuf> {
-    existing(
-        root().join(".foretoken/xgboost/xgboost/lib/libxgboost.so"),
-        "scripts/setup",
-    )
+    existing(root().join(".foretoken/xgboost/xgboost/lib/libxgboost.so"), "scripts/setup")
 }
 
 /// Python with llama.cpp in it.
@@ -74,10 +65,7 @@ pub fn xgboost() -> Result<PathBuf> {
 /// # Errors
 /// When it is not installed.
 pub fn engines_python() -> Result<PathBuf> {
-    existing(
-        root().join(".foretoken/engines/bin/python"),
-        "scripts/setup --engines",
-    )
+    existing(root().join(".foretoken/engines/bin/python"), "scripts/setup --engines")
 }
 
 /// The tiny GGUF model with this many layers (2 or 4).
@@ -85,10 +73,7 @@ pub fn engines_python() -> Result<PathBuf> {
 /// # Errors
 /// When it has not been written.
 pub fn tiny_model(layers: u32) -> Result<PathBuf> {
-    existing(
-        root().join(format!(".foretoken/models/tiny-{layers}.gguf")),
-        "scripts/setup --engines",
-    )
+    existing(root().join(format!(".foretoken/models/tiny-{layers}.gguf")), "scripts/setup --engines")
 }
 
 /// A folder for logs and other leavings of this run; it stays, so that a failure can be looked into.
@@ -96,16 +81,13 @@ pub fn tiny_model(layers: u32) -> Result<PathBuf> {
 /// # Errors
 /// When it cannot be made.
 pub fn run_dir(name: &str) -> Result<PathBuf> {
-    let dir = root()
-        .join(".foretoken/runs")
-        .join(format!("{name}-{}", std::process::id()));
+    let dir = root().join(".foretoken/runs").join(format!("{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
     Ok(dir)
 }
 
 fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root().join("target"), |dir| root().join(dir))
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
 fn existing(path: PathBuf, script: &str) -> Result<PathBuf> {

@@ -39,38 +39,22 @@ impl Process {
     /// When the log cannot be written or the program cannot be run.
     pub fn start(name: &str, mut command: Command, log_dir: &Path) -> Result<Self> {
         let log = log_dir.join(format!("{name}.log"));
-        let log_file =
-            File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let log_file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // A group of its own: Ctrl-C in a terminal reaches us alone, and we end the children in order.
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log_file.try_clone()?)
-            .process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file.try_clone()?).process_group(0);
         let program = command.get_program().to_string_lossy().into_owned();
-        let mut child =
-            spawn(command).with_context(|| format!("cannot start {name} ({program})"))?;
-        let stdout = child
-            .stdout
-            .take()
-            .ok_or_else(|| anyhow!("{name} has no standard output"))?;
+        let mut child = spawn(command).with_context(|| format!("cannot start {name} ({program})"))?;
+        let stdout = child.stdout.take().ok_or_else(|| anyhow!("{name} has no standard output"))?;
         let (sender, lines) = unbounded_channel();
-        std::thread::Builder::new()
-            .name(format!("{name}-out"))
-            .spawn(move || {
-                let mut log_file = log_file;
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    // The log is a help for people; a full disk shall not hide the line from the harness.
-                    let _ = writeln!(log_file, "{line}");
-                    let _ = sender.send(line);
-                }
-            })?;
-        Ok(Self {
-            name: name.to_owned(),
-            child,
-            log,
-            lines,
-        })
+        std::thread::Builder::new().name(format!("{name}-out")).spawn(move || {
+            let mut log_file = log_file;
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // The log is a help for people; a full disk shall not hide the line from the harness.
+                let _ = writeln!(log_file, "{line}");
+                let _ = sender.send(line);
+            }
+        })?;
+        Ok(Self { name: name.to_owned(), child, log, lines })
     }
 
     /// The next line on its standard output.
@@ -80,11 +64,7 @@ impl Process {
     pub async fn line(&mut self, within: Duration) -> Result<String> {
         match tokio::time::timeout(within, self.lines.recv()).await {
             Ok(Some(line)) => Ok(line),
-            Ok(None) => bail!(
-                "{} ended before it said anything\n{}",
-                self.name,
-                self.tail()
-            ),
+            Ok(None) => bail!("{} ended before it said anything\n{}", self.name, self.tail()),
             Err(_) => bail!("{} said nothing for {within:?}\n{}", self.name, self.tail()),
         }
     }
@@ -122,16 +102,11 @@ impl Process {
     /// The log's last lines, for an error message.
     #[must_use]
     pub fn tail(&self) -> String {
-        let text =
-            String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned();
+        let text = String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned();
         let lines: Vec<&str> = text.lines().collect();
         let start = lines.len().saturating_sub(TAIL_LINES);
-        let quoted = lines
-            .iter()
-            .skip(start)
-            .map(|line| format!("  | {line}"))
-            .collect::<Vec<_>>()
-            .join("\n");
+        let quoted =
+            lines.iter().skip(start).map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n");
         format!("  last lines of {}:\n{quoted}", self.log.display())
     }
 
@@ -177,25 +152,16 @@ fn spawn(mut command: Command) -> std::io::Result<Child> {
     });
     let gone = || std::io::Error::other("the thread that starts processes is gone");
     let (reply, answer) = mpsc::channel();
-    spawner
-        .lock()
-        .map_err(|_| gone())?
-        .send((command, reply))
-        .map_err(|_| gone())?;
+    spawner.lock().map_err(|_| gone())?.send((command, reply)).map_err(|_| gone())?;
     answer.recv().map_err(|_| gone())?
 }
 
-#[expect(
-    unsafe_code,
-    reason = "std offers no safe way to run code between fork and exec"
-)]
+#[expect(unsafe_code, reason = "std offers no safe way to run code between fork and exec")]
 fn die_with_parent(command: &mut Command) {
     // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are
     // allowed: prctl is one, and nothing here allocates or locks.
     unsafe {
-        command.pre_exec(|| {
-            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)
-        });
+        command.pre_exec(|| nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from));
     }
 }
 
@@ -212,29 +178,18 @@ mod tests {
     #[tokio::test]
     async fn a_process_that_ends_early_is_reported_with_its_last_words() {
         let dir = tempfile::tempdir().unwrap();
-        let mut process = Process::start(
-            "early",
-            shell("echo no such option >&2; exit 3"),
-            dir.path(),
-        )
-        .unwrap();
-        let error = process
-            .line(Duration::from_secs(5))
-            .await
-            .unwrap_err()
-            .to_string();
+        let mut process =
+            Process::start("early", shell("echo no such option >&2; exit 3"), dir.path()).unwrap();
+        let error = process.line(Duration::from_secs(5)).await.unwrap_err().to_string();
         assert!(error.contains("no such option"), "{error}");
     }
 
     #[tokio::test]
     async fn dropping_ends_a_process_that_ignores_the_request() {
         let dir = tempfile::tempdir().unwrap();
-        let mut process = Process::start(
-            "stubborn",
-            shell("trap '' TERM; echo up; while :; do sleep 1; done"),
-            dir.path(),
-        )
-        .unwrap();
+        let mut process =
+            Process::start("stubborn", shell("trap '' TERM; echo up; while :; do sleep 1; done"), dir.path())
+                .unwrap();
         assert_eq!(process.line(Duration::from_secs(5)).await.unwrap(), "up");
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
         drop(process);

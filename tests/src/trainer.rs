@@ -80,9 +80,7 @@ impl Trainer {
         command.arg("--filter-config").arg(&filter);
         command.arg("--module").arg(paths::module(options.flavour)?);
         command.args(["--extension-name", "foretoken", "--vm-id", "foretoken"]);
-        command
-            .arg("--data-dir")
-            .arg(dir.join(format!("{name}-data")));
+        command.arg("--data-dir").arg(dir.join(format!("{name}-data")));
         command.args(["--min-samples", &options.min_samples.to_string()]);
         command.args(["--refit-interval-s", &options.refit_interval_s.to_string()]);
         command.arg("--xgboost-lib").arg(paths::xgboost()?);
@@ -138,17 +136,13 @@ impl Trainer {
     /// # Errors
     /// When it has not within `within`.
     pub async fn wait_for_generation(&self, generation: u64, within: Duration) -> Result<u64> {
-        wait::until(
-            &format!("the trainer to publish generation {generation}"),
-            within,
-            async || {
-                let status = self.status().await?;
-                match status["generation"].as_u64() {
-                    Some(published) if published >= generation => Ok(Some(published)),
-                    _ => bail!("status: {status}"),
-                }
-            },
-        )
+        wait::until(&format!("the trainer to publish generation {generation}"), within, async || {
+            let status = self.status().await?;
+            match status["generation"].as_u64() {
+                Some(published) if published >= generation => Ok(Some(published)),
+                _ => bail!("status: {status}"),
+            }
+        })
         .await
     }
 
@@ -157,17 +151,13 @@ impl Trainer {
     /// # Errors
     /// When it has not within `within`.
     pub async fn wait_for(&self, name: &str, at_least: u64, within: Duration) -> Result<u64> {
-        wait::until(
-            &format!("the trainer's {name} to reach {at_least}"),
-            within,
-            async || {
-                let status = self.status().await?;
-                match status[name].as_u64() {
-                    Some(value) if value >= at_least => Ok(Some(value)),
-                    _ => bail!("status: {status}"),
-                }
-            },
-        )
+        wait::until(&format!("the trainer's {name} to reach {at_least}"), within, async || {
+            let status = self.status().await?;
+            match status[name].as_u64() {
+                Some(value) if value >= at_least => Ok(Some(value)),
+                _ => bail!("status: {status}"),
+            }
+        })
         .await
     }
 
@@ -179,11 +169,7 @@ impl Trainer {
     async fn command(&self, path: &str) -> Result<()> {
         let answer = http::send(::http::Method::POST, self.ready.listen, path, &[], "").await?;
         if !answer.status.is_success() {
-            bail!(
-                "the trainer refused {path}: {}: {}",
-                answer.status,
-                answer.text()
-            );
+            bail!("the trainer refused {path}: {}: {}", answer.status, answer.text());
         }
         Ok(())
     }

@@ -22,8 +22,7 @@ impl Bootstrap {
     pub fn local() -> Result<Self> {
         let path = paths::root().join("envoy/local/envoy.yaml");
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let value: Value =
-            serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
+        let value: Value = serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
         Ok(Self(value))
     }
 
@@ -71,8 +70,7 @@ impl Bootstrap {
             .iter()
             .map(|address| json!({"endpoint": {"address": {"socket_address": socket_address(*address)}}}))
             .collect();
-        self.named("clusters", name)?["load_assignment"]["endpoints"] =
-            json!([{"lb_endpoints": endpoints}]);
+        self.named("clusters", name)?["load_assignment"]["endpoints"] = json!([{"lb_endpoints": endpoints}]);
         Ok(())
     }
 
@@ -106,6 +104,16 @@ impl Bootstrap {
             .ok_or_else(|| anyhow!("the filter's configuration is no text: {value}"))
     }
 
+    /// Has the filter's configuration come from a watched file in place of the trainer.
+    ///
+    /// # Errors
+    /// When the file's filter chain has another shape.
+    pub fn set_ecds_file(&mut self, path: &Path) -> Result<()> {
+        *self.filter("/config_discovery/config_source")? =
+            json!({"resource_api_version": "V3", "path_config_source": {"path": path}});
+        Ok(())
+    }
+
     /// Sets how often statistics are flushed.
     ///
     /// # Errors
@@ -115,19 +123,20 @@ impl Bootstrap {
         Ok(())
     }
 
-    fn plugin(&mut self, pointer: &str) -> Result<&mut Value> {
+    fn filter(&mut self, pointer: &str) -> Result<&mut Value> {
         const FILTER: &str = "/filter_chains/0/filters/0/typed_config/http_filters/0";
         let filter = self.named("listeners", "llm")?.pointer_mut(FILTER);
         filter
-            .and_then(|filter| filter.pointer_mut("/config_discovery/default_config/config"))
-            .and_then(|plugin| plugin.pointer_mut(pointer))
-            .ok_or_else(|| anyhow!("envoy.yaml: the first HTTP filter of listener llm has no {pointer} in its default configuration"))
+            .and_then(|filter| filter.pointer_mut(pointer))
+            .ok_or_else(|| anyhow!("envoy.yaml: the first HTTP filter of listener llm has no {pointer}"))
+    }
+
+    fn plugin(&mut self, pointer: &str) -> Result<&mut Value> {
+        self.filter(&format!("/config_discovery/default_config/config{pointer}"))
     }
 
     fn at(&mut self, pointer: &str) -> Result<&mut Value> {
-        self.0
-            .pointer_mut(pointer)
-            .ok_or_else(|| anyhow!("envoy.yaml has no {pointer}"))
+        self.0.pointer_mut(pointer).ok_or_else(|| anyhow!("envoy.yaml has no {pointer}"))
     }
 
     fn named(&mut self, list: &str, name: &str) -> Result<&mut Value> {

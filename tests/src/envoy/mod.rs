@@ -5,10 +5,11 @@
 //! which.
 
 pub mod bootstrap;
+pub mod ecds;
 pub mod stats;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub struct Options {
     pub pods: Vec<SocketAddr>,
     /// The trainer's HTTP and xDS addresses; without them Envoy looks for a trainer where there is none.
     pub trainer: Option<(SocketAddr, SocketAddr)>,
+    /// A file of pushes to watch, in the trainer's place.
+    pub ecds: Option<PathBuf>,
     /// Which build of the filter to load.
     pub flavour: Flavour,
     /// The filter's settings ([`filter_config`] unless a test changes them).
@@ -50,6 +53,7 @@ impl Options {
             workers: 2,
             pods: pods.to_vec(),
             trainer: None,
+            ecds: None,
             flavour: Flavour::Default,
             filter: filter_config()?,
         })
@@ -97,6 +101,9 @@ impl Envoy {
         bootstrap.set_cluster("trainer_xds", &[xds])?;
         bootstrap.set_module(&paths::module(options.flavour)?)?;
         bootstrap.set_filter_config(&options.filter)?;
+        if let Some(file) = &options.ecds {
+            bootstrap.set_ecds_file(file)?;
+        }
         // Histograms reach the admin interface with a flush; tests should not wait the default 5 s for it.
         bootstrap.set_stats_flush("1s")?;
         let config = dir.join(format!("{name}.json"));
@@ -106,12 +113,7 @@ impl Envoy {
         command.arg("--config-path").arg(&config);
         command.args(["--concurrency", &options.workers.to_string()]);
         // Several Envoys on one machine: each its own shared memory, none of it for hot restarts.
-        command.args([
-            "--use-dynamic-base-id",
-            "--disable-hot-restart",
-            "--log-level",
-            "info",
-        ]);
+        command.args(["--use-dynamic-base-id", "--disable-hot-restart", "--log-level", "info"]);
         let mut process = Process::start(name, command, dir)?;
 
         let listeners = wait::until(&format!("{name} to be ready"), START, async || {
@@ -122,9 +124,7 @@ impl Envoy {
             if http::get(admin, "/ready").await?.status != 200 {
                 return Ok(None);
             }
-            http::get_json(admin, "/listeners?format=json")
-                .await
-                .map(|listeners| Some(Ok(listeners)))
+            http::get_json(admin, "/listeners?format=json").await.map(|listeners| Some(Ok(listeners)))
         })
         .await??;
         let address = |listener: &str| listener_address(&listeners, listener);
@@ -173,7 +173,7 @@ impl Envoy {
     pub async fn stats(&self) -> Result<Stats> {
         let page = http::get_json(
             self.admin,
-            "/stats?format=json&filter=wasmcustom%7Cextension_config_discovery%7Cupstream_rq%7Cwasm%5C.",
+            "/stats?format=json&filter=wasmcustom%7Cextension_config_discovery%7Cupstream_rq%7Cwasm%5C.%7Cworker_%5Cd",
         )
         .await?;
         Stats::from_json(&page)
@@ -184,22 +184,48 @@ impl Envoy {
     /// # Errors
     /// When they do not within `within`; says which generation each runs.
     pub async fn wait_for_generation(&self, generation: u64, within: Duration) -> Result<()> {
-        wait::until(
-            &format!("every worker to run model generation {generation}"),
-            within,
-            async || {
-                let running = self
-                    .stats()
-                    .await?
-                    .by_label("foretoken_model_generation", "worker");
-                if running.len() < self.workers as usize
-                    || running.values().any(|seen| *seen < generation)
-                {
-                    bail!("generations by worker: {running:?}");
-                }
-                Ok(Some(()))
-            },
-        )
+        wait::until(&format!("every worker to run model generation {generation}"), within, async || {
+            let running = self.stats().await?.by_label("foretoken_model_generation", "worker");
+            // One value for each worker's VM and one for the main thread's; zero is one that has gone.
+            let newest = running.values().filter(|seen| **seen >= generation).count();
+            let older = running.values().filter(|seen| **seen != 0 && **seen < generation).count();
+            if newest <= self.workers as usize || older > 0 {
+                bail!("generations by worker: {running:?}");
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Waits until the filter has read this many metrics pages of pods.
+    ///
+    /// # Errors
+    /// When it has not within `within`.
+    pub async fn wait_for_scrapes(&self, count: u64, within: Duration) -> Result<()> {
+        wait::until(&format!("{count} scrapes"), within, async || {
+            let stats = self.stats().await?;
+            let read = stats.value("foretoken_scrapes_total");
+            if read < count {
+                bail!("{read} read, {} failed", stats.value("foretoken_scrape_failures_total"));
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Waits until Envoy has refused this many pushes since it started.
+    ///
+    /// # Errors
+    /// When it has not within `within`.
+    pub async fn wait_for_refusals(&self, count: u64, within: Duration) -> Result<()> {
+        const REFUSED: &str = "extension_config_discovery.http_filter.foretoken.update_rejected";
+        wait::until(&format!("{count} refused pushes"), within, async || {
+            let refused = self.stats().await?.value(REFUSED);
+            if refused < count {
+                bail!("{refused} refused");
+            }
+            Ok(Some(()))
+        })
         .await
     }
 
@@ -208,17 +234,50 @@ impl Envoy {
     /// # Errors
     /// When it does not within `within`.
     pub async fn wait_for_pods(&self, count: usize, within: Duration) -> Result<()> {
-        wait::until(
-            &format!("the filter to know {count} pods"),
-            within,
-            async || {
-                let known = self.stats().await?.value("foretoken_pods");
-                if known != count as u64 {
-                    bail!("it knows {known}");
-                }
-                Ok(Some(()))
-            },
-        )
+        wait::until(&format!("the filter to know {count} pods"), within, async || {
+            let known = self.stats().await?.value("foretoken_pods");
+            if known != count as u64 {
+                bail!("it knows {known}");
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Connections that each worker has accepted on the foretoken listener.
+    ///
+    /// # Errors
+    /// When the admin interface does not answer.
+    pub async fn connections_by_worker(&self) -> Result<Vec<u64>> {
+        let page = http::get_json(self.admin, "/stats?format=json&filter=worker_%5Cd%2B.downstream_cx_total")
+            .await?;
+        let port = format!("_{}.", self.llm.port());
+        let entries = page["stats"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(entries
+            .iter()
+            .filter(|entry| entry["name"].as_str().is_some_and(|name| name.contains(&port)))
+            .filter_map(|entry| entry["value"].as_u64())
+            .collect())
+    }
+
+    /// Waits until Envoy's health check says this of a pod.
+    ///
+    /// # Errors
+    /// When it does not within `within`.
+    pub async fn wait_for_pod_health(&self, pod: SocketAddr, healthy: bool, within: Duration) -> Result<()> {
+        wait::until(&format!("{pod} to be healthy: {healthy}"), within, async || {
+            let page = http::get_json(self.admin, "/clusters?format=json&filter=%5Epods%24").await?;
+            let hosts = page["cluster_statuses"][0]["host_statuses"]
+                .as_array()
+                .map(Vec::as_slice)
+                .unwrap_or_default();
+            let host = hosts
+                .iter()
+                .find(|host| host["address"]["socket_address"]["port_value"] == pod.port())
+                .ok_or_else(|| anyhow!("Envoy does not know {pod}: {page}"))?;
+            let failed = host["health_status"]["failed_active_health_check"].as_bool().unwrap_or(false);
+            Ok((failed != healthy).then_some(()))
+        })
         .await
     }
 }
@@ -239,9 +298,8 @@ fn free_address() -> Result<SocketAddr> {
 }
 
 fn listener_address(listeners: &Value, name: &str) -> Result<SocketAddr> {
-    let statuses = listeners["listener_statuses"]
-        .as_array()
-        .ok_or_else(|| anyhow!("no listeners in {listeners}"))?;
+    let statuses =
+        listeners["listener_statuses"].as_array().ok_or_else(|| anyhow!("no listeners in {listeners}"))?;
     let address = statuses
         .iter()
         .find(|status| status["name"] == name)
@@ -249,7 +307,5 @@ fn listener_address(listeners: &Value, name: &str) -> Result<SocketAddr> {
         .ok_or_else(|| anyhow!("Envoy has no listener {name}: {listeners}"))?;
     let ip = address["address"].as_str().unwrap_or_default();
     let port = address["port_value"].as_u64().unwrap_or_default();
-    format!("{ip}:{port}")
-        .parse()
-        .with_context(|| format!("address of listener {name}: {address}"))
+    format!("{ip}:{port}").parse().with_context(|| format!("address of listener {name}: {address}"))
 }

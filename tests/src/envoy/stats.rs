@@ -24,9 +24,7 @@ impl Stats {
     /// # Errors
     /// When it is not that page.
     pub fn from_json(page: &Value) -> Result<Self> {
-        let entries = page["stats"]
-            .as_array()
-            .ok_or_else(|| anyhow!("no statistics in {page}"))?;
+        let entries = page["stats"].as_array().ok_or_else(|| anyhow!("no statistics in {page}"))?;
         let mut stats = Self::default();
         for entry in entries {
             if let (Some(name), Some(value)) = (entry["name"].as_str(), entry["value"].as_u64()) {
@@ -36,16 +34,9 @@ impl Stats {
                 .as_array()
                 .map(|quantiles| quantiles.iter().filter_map(Value::as_f64).collect())
                 .unwrap_or_default();
-            for histogram in entry["histograms"]["computed_quantiles"]
-                .as_array()
-                .into_iter()
-                .flatten()
-            {
+            for histogram in entry["histograms"]["computed_quantiles"].as_array().into_iter().flatten() {
                 let name = histogram["name"].as_str().unwrap_or_default();
-                let values = histogram["values"]
-                    .as_array()
-                    .map(Vec::as_slice)
-                    .unwrap_or_default();
+                let values = histogram["values"].as_array().map(Vec::as_slice).unwrap_or_default();
                 // A quantile without observations is null, and left out.
                 let known = quantiles
                     .iter()
