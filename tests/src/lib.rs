@@ -12,9 +12,11 @@
 //! * [`models`]: models made by hand, whose predictions are known.
 //! * [`completion`]: requests, and what the filter explains about them.
 //! * [`recorder`]: a pod that keeps what reaches it, for tests about bytes and headers.
+//! * [`demo`]: three phases of one workload, measured and shown.
 //! * [`wait`]: waiting for a condition, with a message that says what was seen last.
 
 pub mod completion;
+pub mod demo;
 pub mod envoy;
 pub mod http;
 pub mod llama_cpp;

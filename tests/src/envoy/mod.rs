@@ -197,6 +197,31 @@ impl Envoy {
         .await
     }
 
+    /// The model generation that all workers run, when they run the same one.
+    ///
+    /// # Errors
+    /// When the admin interface does not answer.
+    pub async fn generation_of_all_workers(&self) -> Result<Option<u64>> {
+        let running = self.stats().await?.by_label("foretoken_model_generation", "worker");
+        // Zero is a VM that has gone or has no model.
+        let generations: Vec<u64> = running.into_values().filter(|generation| *generation != 0).collect();
+        let first = generations.first().copied();
+        let same = generations.len() > self.workers as usize
+            && generations.iter().all(|other| Some(*other) == first);
+        Ok(first.filter(|_| same))
+    }
+
+    /// Envoy's version, as its binary says it.
+    ///
+    /// # Errors
+    /// When the admin interface does not answer.
+    pub async fn version(&self) -> Result<String> {
+        let info = http::get_json(self.admin, "/server_info").await?;
+        // "<commit>/<version>/Clean/RELEASE/<TLS library>".
+        let text = info["version"].as_str().unwrap_or_default();
+        Ok(text.split('/').nth(1).unwrap_or(text).to_owned())
+    }
+
     /// Waits until the filter has read this many metrics pages of pods.
     ///
     /// # Errors

@@ -1,0 +1,163 @@
+//! The demo: one workload, three times, so that the difference between routers shows as numbers.
+//!
+//! 1. `least_request`: Envoy's own policy, the filter not in the path.
+//! 2. `foretoken_prior`: the filter without a model; the trainer listens and learns, and is held.
+//! 3. `foretoken_trained`: the trainer is released, its model is pushed into the running Envoy, and once
+//!    every worker runs it the same workload is played again; newer models follow while it runs.
+//!
+//! Each phase has fresh pods (empty caches) and a fresh Envoy (nothing known about the pods); only the
+//! trainer lives on, so what the third phase has more than the second is the model. Requests are the same
+//! in all phases, by one seed.
+
+mod fleet;
+mod phase;
+pub mod result;
+mod table;
+mod tell;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use foretoken_sim::load::Workload;
+
+use crate::envoy::{self, Flavour};
+use crate::paths;
+use crate::trainer::{self, Trainer};
+use fleet::Fleet;
+use phase::Router;
+use result::{DecisionUs, DemoResult};
+
+pub use table::table;
+
+/// Envoy's worker threads: two, so that sharing between them is part of what is shown.
+const WORKERS: u32 = 2;
+/// The trainer's first fit may still be running when the second phase ends.
+const FIRST_MODEL: Duration = Duration::from_secs(60);
+/// From the trainer's push to every worker running it.
+const APPLY: Duration = Duration::from_secs(30);
+
+/// What answers the requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Simulated pods, half of them twice as fast as the others.
+    Sim,
+    /// llama.cpp servers on tiny models.
+    Llamacpp,
+}
+
+/// What to play.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What answers.
+    pub engine: Engine,
+    /// How many of them.
+    pub pods: usize,
+    /// Seconds of each phase in which requests are sent.
+    pub seconds: f64,
+    /// Seed of the workload.
+    pub seed: u64,
+}
+
+/// Plays all phases. Dropping the future ends every process it started.
+///
+/// # Errors
+/// When something is not installed, does not start, or the loop does not close.
+pub async fn play(options: &Options) -> Result<DemoResult> {
+    let workload = match options.engine {
+        Engine::Sim => Workload::preset("demo").context("foretoken-sim has no workload demo")?,
+        Engine::Llamacpp => Workload::from_json("llamacpp", include_bytes!("../../workloads/llamacpp.json"))?,
+    };
+    let dir: PathBuf = paths::run_dir("demo")?;
+    let learning = trainer::Options {
+        min_samples: 200,
+        refit_interval_s: 5,
+        hold: true,
+        flavour: Flavour::Default,
+        filter: envoy::filter_config()?,
+        listen: None,
+    };
+    let trainer = Trainer::start("trainer", &learning, &dir).await?;
+    tell::line(&format!(
+        "{} pods ({}), Envoy with {WORKERS} workers, {} s a phase, workload {}, seed {}; logs in {}",
+        options.pods,
+        match options.engine {
+            Engine::Sim => "simulated, fast and slow in turn",
+            Engine::Llamacpp => "llama.cpp, tiny models of 2 and 4 layers in turn",
+        },
+        options.seconds,
+        workload.name,
+        options.seed,
+        dir.display(),
+    ));
+
+    let mut phases = Vec::new();
+    let mut applied = Vec::new();
+    let mut decision_us = DecisionUs::default();
+    let mut envoy_version = String::new();
+    for router in [Router::LeastRequest, Router::Prior, Router::Trained] {
+        let fleet = Fleet::start(options.engine, options.pods, router.name(), &dir).await?;
+        let mut envoy_options = envoy::Options::new(&fleet.addresses())?;
+        envoy_options.workers = WORKERS;
+        envoy_options.trainer = Some(trainer.addresses());
+        let envoy = envoy::Envoy::start(router.name(), &envoy_options, &dir).await?;
+        envoy.wait_for_pods(fleet.len(), APPLY).await?;
+        if router == Router::Trained {
+            trainer.release().await?;
+            let generation = trainer.wait_for_generation(1, FIRST_MODEL).await?;
+            envoy.wait_for_generation(generation, APPLY).await?;
+            let status = trainer.status().await?;
+            tell::line(&format!(
+                "model pushed: generation {generation}, learned from {} samples, run by every worker",
+                status["clean_samples"]
+            ));
+        }
+        let played = phase::play(router, &envoy, &workload, options).await?;
+        if router == Router::Trained {
+            trainer.hold().await?;
+            applied.extend(played.generations.iter().copied());
+        }
+        let stats = envoy.stats().await?;
+        if let (Some(p50), Some(p99)) =
+            (stats.quantile("foretoken_decision_us", 0.5), stats.quantile("foretoken_decision_us", 0.99))
+        {
+            decision_us = DecisionUs { p50, p99 };
+        }
+        check(router, &stats)?;
+        envoy_version = envoy.version().await?;
+        phases.push(played.result);
+    }
+    let pushed = trainer.figure("published").await?;
+    Ok(DemoResult {
+        phases,
+        models_pushed: pushed,
+        models_applied: applied.len() as u64,
+        decision_us,
+        envoy_version,
+        workers: WORKERS,
+        pods: options.pods,
+        engine: options.engine,
+        seconds: options.seconds,
+        seed: options.seed,
+    })
+}
+
+/// A phase in which the filter did not do what the phase is about must not be shown as one in which it did.
+fn check(router: Router, stats: &envoy::stats::Stats) -> Result<()> {
+    let picks = stats.by_label("foretoken_picks_total", "rung");
+    let total: u64 = picks.values().sum();
+    let of = |rung: &str| picks.get(rung).copied().unwrap_or(0);
+    match router {
+        Router::LeastRequest => Ok(()),
+        Router::Prior if total > 0 && of("prior") == total => Ok(()),
+        Router::Trained if total > 0 && of("model") * 100 >= total * 99 => Ok(()),
+        Router::Prior | Router::Trained => {
+            bail!(
+                "in phase {} requests were not routed as it says: picks {picks:?}, fallbacks {:?}",
+                router.name(),
+                stats.by_label("foretoken_fallback_total", "reason")
+            )
+        }
+    }
+}
