@@ -137,6 +137,10 @@ pub struct TelemetryConfig {
     /// Engine dialect (`vllm`, `llama_cpp`); detected from the page when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dialect: Option<crate::telemetry::Dialect>,
+    /// Envoy cluster to scrape through, one that obeys the pick header; `cluster` when absent. With pick form
+    /// `stateful_session` the pods' own cluster does not obey it, so without this no pod is scraped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
 }
 
 impl Default for TelemetryConfig {
@@ -147,6 +151,7 @@ impl Default for TelemetryConfig {
             timeout_ms: 1000,
             stale_after_ms: 5000,
             dialect: None,
+            cluster: None,
         }
     }
 }
@@ -307,9 +312,12 @@ impl Config {
         }
         for (field, value) in [("telemetry.path", &self.telemetry.path), ("samples.path", &self.samples.path)]
         {
-            if !value.starts_with('/') {
-                return fail(field, format!("{value:?}"), "start it with a slash");
+            if !value.starts_with('/') || !value.bytes().all(|b| b.is_ascii_graphic()) {
+                return fail(field, format!("{value:?}"), "start it with a slash and use visible ASCII");
             }
+        }
+        if !self.samples.token.bytes().all(|b| b.is_ascii_graphic()) {
+            return fail("samples.token", "not fit for a header".to_owned(), "use visible ASCII without spaces");
         }
         Ok(())
     }

@@ -284,6 +284,15 @@ impl LedgerView {
         Some((input.u64()?, input.u64()?))
     }
 
+    /// Incarnation and time of the last write, to tell whether its VM still lives.
+    #[must_use]
+    pub fn heartbeat(blob: &[u8]) -> Option<(u64, u64)> {
+        let mut input = Reader::new(blob);
+        (input.u8()? == FORMAT).then_some(())?;
+        let (incarnation, _version) = (input.u64()?, input.u64()?);
+        Some((incarnation, input.u64()?))
+    }
+
     /// Unpacks a ledger; `None` when it is not one of this format.
     #[must_use]
     pub fn read(blob: &[u8]) -> Option<Self> {
@@ -372,6 +381,7 @@ mod tests {
         ledger.write(&mut out, 99, LogPosition { placements: 5, segment: 1 }, 1000);
         let blob = out.finish();
         assert_eq!(LedgerView::peek(&blob), Some((99, 1)));
+        assert_eq!(LedgerView::heartbeat(&blob), Some((99, 1000)));
         let view = LedgerView::read(&blob).unwrap();
         assert_eq!((view.incarnation, view.log.placements, view.heartbeat_us), (99, 5, 1000));
         let mut got = view.entries.clone();

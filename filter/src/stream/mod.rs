@@ -1,0 +1,96 @@
+//! One request's way through the filter.
+//!
+//! * [`request`]: headers to body to pick. * [`response`]: who answered, when tokens came, how it ended.
+//!
+//! Whatever fails on the way, the request goes on: by Envoy's own policy before the pick, by the pick after it.
+
+mod request;
+mod response;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use foretoken_core::config::Config;
+use foretoken_core::fallback::Reason;
+use foretoken_core::request::Api;
+use foretoken_core::response::{ResponseReader, Summary};
+use foretoken_core::router::Dispatch;
+
+use crate::host::HostError;
+use crate::metrics::Metric;
+use crate::vm::{SharedState, Vm};
+
+/// Asks for the decision's terms, and answers with them.
+pub const EXPLAIN_HEADER: &str = "x-foretoken-explain";
+
+/// Headers of this prefix are the filter's own: what a client sends in them goes no further.
+const OWN_PREFIX: &[u8] = b"x-foretoken-";
+
+/// What a callback tells Envoy to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// Hold what came until more comes.
+    Hold,
+}
+
+/// Where a request stands.
+#[derive(Debug)]
+enum Phase {
+    /// Its headers have not come, or it has passed without a pick.
+    Passing,
+    /// Its headers are held until its body is whole.
+    Holding(Api),
+    /// It goes to the pods that were picked.
+    Routed(Box<Routed>),
+}
+
+/// A request that was picked for.
+#[derive(Debug)]
+struct Routed {
+    dispatch: Dispatch,
+    explain: Option<String>,
+    status: u16,
+    attempts: u32,
+    streamed: bool,
+    reader: Option<ResponseReader>,
+    tokens: u32,
+    summary: Option<Summary>,
+    ended: bool,
+}
+
+/// One request.
+pub struct Stream {
+    vm: Rc<Vm>,
+    /// Absent for a root that was never configured: then everything passes.
+    routing: Option<(SharedState, Arc<Config>)>,
+    phase: Phase,
+    started_us: u64,
+    wants_explain: bool,
+    body_seen: bool,
+}
+
+impl Stream {
+    /// A request of a root with this state and configuration.
+    #[must_use]
+    pub fn new(vm: Rc<Vm>, routing: Option<(SharedState, Arc<Config>)>) -> Self {
+        Self { vm, routing, phase: Phase::Passing, started_us: 0, wants_explain: false, body_seen: false }
+    }
+
+    /// Lets the request pass without a pick.
+    fn fall_back(&mut self, reason: Reason) -> Flow {
+        self.phase = Phase::Passing;
+        self.vm.metrics().add(self.vm.host(), Metric::Fallback(reason), 1);
+        Flow::Continue
+    }
+
+    /// A host call failed.
+    fn complain(&self, error: &HostError) {
+        if let Some((state, _)) = &self.routing
+            && let Ok(mut state) = state.try_borrow_mut()
+        {
+            state.complain(error, self.vm.host().now_us());
+        }
+    }
+}
