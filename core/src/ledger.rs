@@ -29,8 +29,8 @@ const ENDED_KEPT_US: u64 = 2_000_000;
 /// Pods with activity kept by one worker.
 const MAX_ACTIVITY: usize = crate::fleet::MAX_PODS;
 
-/// Time constant of the arrival rates: long against a request, short against a change of load.
-const RATE_MEMORY_S: f64 = 10.0;
+/// Time constant of the arrival rates: longer than the gaps between requests, shorter than a change of load.
+const RATE_MEMORY_S: f64 = 6.0;
 
 /// First byte of the blob.
 const FORMAT: u8 = 1;

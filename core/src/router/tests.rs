@@ -60,7 +60,7 @@ fn summary(start_us: u64, ttft_ms: u64, tpot_ms: u64, tokens: u32) -> Summary {
         last_token_us: Some(first_us + tpot_ms * 1000 * u64::from(tokens - 1)),
         output_tokens: tokens,
         tokens_from: TokenSource::Usage,
-        usage: Usage { prompt_tokens: Some(1024), completion_tokens: Some(tokens), cached_tokens: Some(0) },
+        usage: Usage { completion_tokens: Some(tokens), ..Usage::default() },
         complete: true,
         error: false,
     }
