@@ -32,8 +32,7 @@ pub fn decode(bytes: &[u8]) -> Result<ModelProto, ModelError> {
             limit: contract::MAX_FILE_BYTES,
         });
     }
-    ModelProto::decode(bytes)
-        .map_err(|error| ModelError::Contract(format!("not an ONNX file: {error}")))
+    ModelProto::decode(bytes).map_err(|error| ModelError::Contract(format!("not an ONNX file: {error}")))
 }
 
 /// Reads and checks a model.
@@ -51,40 +50,33 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
             )));
         }
     }
-    let graph = model
-        .graph
-        .as_ref()
-        .ok_or_else(|| ModelError::Contract("the file has no graph".to_owned()))?;
+    let graph =
+        model.graph.as_ref().ok_or_else(|| ModelError::Contract("the file has no graph".to_owned()))?;
     check_input(&graph.input)?;
     if !graph.initializer.is_empty() {
-        return Err(ModelError::Contract(
-            "initializers are not read here: use the tract flavour".to_owned(),
-        ));
+        return Err(ModelError::Contract("initializers are not read here: use the tract flavour".to_owned()));
     }
     let outputs = contract::outputs(graph.output.iter().map(|output| output.name.as_str()))?;
+    // First, so that a file for the other flavour is told so and not that its names are wrong.
+    for node in &graph.node {
+        if node.op_type != tree::OPERATOR || node.domain != "ai.onnx.ml" {
+            return Err(ModelError::Contract(format!(
+                "node `{}`: operator {} of domain `{}` is not read here: use the tract flavour",
+                node.name, node.op_type, node.domain
+            )));
+        }
+    }
     let mut ensembles: Vec<(contract::Output, Ensemble)> = Vec::with_capacity(outputs.len());
     for node in &graph.node {
-        let refuse =
-            |why: String| Err(ModelError::Contract(format!("node `{}`: {why}", node.name)));
-        if node.op_type != tree::OPERATOR || node.domain != "ai.onnx.ml" {
-            return refuse(format!(
-                "operator {} of domain `{}` is not read here: use the tract flavour",
-                node.op_type, node.domain
-            ));
-        }
+        let refuse = |why: String| Err(ModelError::Contract(format!("node `{}`: {why}", node.name)));
         let ([input], [output]) = (node.input.as_slice(), node.output.as_slice()) else {
             return refuse("expected one input and one output".to_owned());
         };
         if input != contract::INPUT {
-            return refuse(format!(
-                "reads `{input}`, only `{}` is read here",
-                contract::INPUT
-            ));
+            return refuse(format!("reads `{input}`, only `{}` is read here", contract::INPUT));
         }
         let Some(&(_, made)) = outputs.iter().find(|(name, _)| name == output) else {
-            return refuse(format!(
-                "makes `{output}`, which is not an output of the graph"
-            ));
+            return refuse(format!("makes `{output}`, which is not an output of the graph"));
         };
         if ensembles.iter().any(|(before, _)| *before == made) {
             return refuse(format!("makes `{output}` a second time"));
@@ -97,13 +89,10 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
             Err(error) => return refuse(error.to_string()),
         }
     }
-    if let Some((name, _)) = outputs
-        .iter()
-        .find(|(_, output)| !ensembles.iter().any(|(made, _)| made == output))
+    if let Some((name, _)) =
+        outputs.iter().find(|(_, output)| !ensembles.iter().any(|(made, _)| made == output))
     {
-        return Err(ModelError::Contract(format!(
-            "no node makes the output `{name}`"
-        )));
+        return Err(ModelError::Contract(format!("no node makes the output `{name}`")));
     }
     Ok((card, ensembles))
 }
@@ -113,58 +102,33 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
 /// # Errors
 /// [`ModelError`] names the missing or differing key.
 pub fn card(model: &ModelProto) -> Result<ModelCard, ModelError> {
-    contract::card(
-        model
-            .metadata_props
-            .iter()
-            .map(|pair| (pair.key.as_str(), pair.value.as_str())),
-    )
+    contract::card(model.metadata_props.iter().map(|pair| (pair.key.as_str(), pair.value.as_str())))
 }
 
 fn check_input(inputs: &[ValueInfo]) -> Result<(), ModelError> {
     let fail = |why: String| Err(ModelError::Contract(why));
     let [input] = inputs else {
-        return fail(format!(
-            "{} graph inputs, expected one named `{}`",
-            inputs.len(),
-            contract::INPUT
-        ));
+        return fail(format!("{} graph inputs, expected one named `{}`", inputs.len(), contract::INPUT));
     };
     if input.name != contract::INPUT {
-        return fail(format!(
-            "the input is `{}`, expected `{}`",
-            input.name,
-            contract::INPUT
-        ));
+        return fail(format!("the input is `{}`, expected `{}`", input.name, contract::INPUT));
     }
-    let tensor = input
-        .r#type
-        .as_ref()
-        .and_then(|kind| kind.tensor_type.as_ref());
+    let tensor = input.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
     let Some(tensor) = tensor else {
         return fail("the input is not a tensor".to_owned());
     };
     if tensor.elem_type != ELEMENT_FLOAT {
-        return fail(format!(
-            "the input's element type is {}, expected float32 (1)",
-            tensor.elem_type
-        ));
+        return fail(format!("the input's element type is {}, expected float32 (1)", tensor.elem_type));
     }
-    let dims = tensor
-        .shape
-        .as_ref()
-        .map_or(&[][..], |shape| shape.dim.as_slice());
+    let dims = tensor.shape.as_ref().map_or(&[][..], |shape| shape.dim.as_slice());
     match dims {
         [rows, columns]
             if !matches!(rows.value, Some(DimensionValue::Number(_)))
-                && columns.value
-                    == Some(DimensionValue::Number(i64::try_from(COUNT).unwrap_or(0))) =>
+                && columns.value == Some(DimensionValue::Number(i64::try_from(COUNT).unwrap_or(0))) =>
         {
             Ok(())
         }
-        _ => fail(format!(
-            "the input's shape must be [n, {COUNT}] with a free n"
-        )),
+        _ => fail(format!("the input's shape must be [n, {COUNT}] with a free n")),
     }
 }
 

@@ -14,10 +14,7 @@ fn graph(model: &mut ModelProto) -> &mut GraphProto {
 }
 
 fn attribute<'a>(node: &'a mut NodeProto, name: &str) -> &'a mut Attribute {
-    node.attribute
-        .iter_mut()
-        .find(|attribute| attribute.name == name)
-        .unwrap()
+    node.attribute.iter_mut().find(|attribute| attribute.name == name).unwrap()
 }
 
 /// Applies a change to a good model and returns why the result is refused.
@@ -34,10 +31,7 @@ fn refusal_of_attribute(name: &str, change: impl FnOnce(&mut Attribute)) -> Stri
 #[test]
 fn what_is_written_is_read_back_the_same() {
     let mut random = Random(7);
-    let ensembles: Vec<_> = [0, 1, 3, 6]
-        .into_iter()
-        .map(|depth| random.ensemble(4, depth))
-        .collect();
+    let ensembles: Vec<_> = [0, 1, 3, 6].into_iter().map(|depth| random.ensemble(4, depth)).collect();
     let outputs: Vec<_> = Output::ALL.into_iter().zip(&ensembles).collect();
     let (card, read) = read(&write::write(&metadata(), &outputs)).unwrap();
     assert_eq!(card.model_id, "test-1");
@@ -52,55 +46,32 @@ fn what_is_written_is_read_back_the_same() {
 #[test]
 fn a_node_of_another_operator_is_refused_by_name() {
     let why = refusal(|model| {
-        let node = NodeProto {
-            op_type: "Exp".to_owned(),
-            name: "e".to_owned(),
-            ..NodeProto::default()
-        };
+        let node = NodeProto { op_type: "Exp".to_owned(), name: "e".to_owned(), ..NodeProto::default() };
         graph(model).node.push(node);
     });
-    assert!(
-        why.contains("`e`") && why.contains("Exp") && why.contains("tract"),
-        "{why}"
-    );
+    assert!(why.contains("`e`") && why.contains("Exp") && why.contains("tract"), "{why}");
 }
 
 #[test]
 fn what_would_change_the_sum_is_refused_by_name() {
-    let why = refusal_of_attribute("nodes_modes", |modes| {
-        modes.strings[1] = b"BRANCH_LEQ".to_vec()
-    });
+    let why = refusal_of_attribute("nodes_modes", |modes| modes.strings[1] = b"BRANCH_LEQ".to_vec());
     assert!(
         why.contains("tpot_ratio_p50") && why.contains("BRANCH_LEQ") && why.contains("BRANCH_LT"),
         "{why}"
     );
-    let why = refusal_of_attribute("aggregate_function", |aggregate| {
-        aggregate.s = b"AVERAGE".to_vec()
-    });
+    let why = refusal_of_attribute("aggregate_function", |aggregate| aggregate.s = b"AVERAGE".to_vec());
     assert!(why.contains("AVERAGE") && why.contains("SUM"), "{why}");
-    let why = refusal_of_attribute("post_transform", |transform| {
-        transform.s = b"LOGISTIC".to_vec()
-    });
+    let why = refusal_of_attribute("post_transform", |transform| transform.s = b"LOGISTIC".to_vec());
     assert!(why.contains("LOGISTIC") && why.contains("NONE"), "{why}");
     let why = refusal_of_attribute("n_targets", |targets| targets.i = 2);
     assert!(why.contains("n_targets"), "{why}");
     let why = refusal(|model| {
-        let base = Attribute {
-            name: "base_values".to_owned(),
-            floats: vec![1.0],
-            ..Attribute::default()
-        };
+        let base = Attribute { name: "base_values".to_owned(), floats: vec![1.0], ..Attribute::default() };
         graph(model).node[0].attribute.push(base);
     });
-    assert!(
-        why.contains("base_values") && why.contains("leading tree"),
-        "{why}"
-    );
+    assert!(why.contains("base_values") && why.contains("leading tree"), "{why}");
     let why = refusal(|model| {
-        let unknown = Attribute {
-            name: "nodes_values_as_tensor".to_owned(),
-            ..Attribute::default()
-        };
+        let unknown = Attribute { name: "nodes_values_as_tensor".to_owned(), ..Attribute::default() };
         graph(model).node[0].attribute.push(unknown);
     });
     assert!(why.contains("nodes_values_as_tensor"), "{why}");
@@ -115,10 +86,7 @@ fn trees_that_are_not_trees_are_refused_by_tree_and_node() {
     let why = refusal_of_attribute("nodes_featureids", |ids| ids.ints[1] = COUNT as i64);
     assert!(why.contains(&format!("feature {COUNT}")), "{why}");
     let why = refusal_of_attribute("nodes_featureids", |ids| ids.ints[1] = -1);
-    assert!(
-        why.contains("nodes_featureids") && why.contains("-1"),
-        "{why}"
-    );
+    assert!(why.contains("nodes_featureids") && why.contains("-1"), "{why}");
     let why = refusal_of_attribute("nodes_values", |values| values.floats[1] = f32::NAN);
     assert!(why.contains("threshold is NaN"), "{why}");
     let why = refusal_of_attribute("target_weights", |values| values.floats[1] = f32::INFINITY);
@@ -138,24 +106,12 @@ fn an_input_or_output_of_another_form_is_refused() {
     let why = refusal(|model| graph(model).input[0].name = "x".to_owned());
     assert!(why.contains("`x`") && why.contains("features"), "{why}");
     let why = refusal(|model| {
-        let tensor = graph(model).input[0]
-            .r#type
-            .as_mut()
-            .unwrap()
-            .tensor_type
-            .as_mut()
-            .unwrap();
+        let tensor = graph(model).input[0].r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
         tensor.shape.as_mut().unwrap().dim[1].value = Some(DimensionValue::Number(3));
     });
     assert!(why.contains("shape"), "{why}");
     let why = refusal(|model| {
-        let tensor = graph(model).input[0]
-            .r#type
-            .as_mut()
-            .unwrap()
-            .tensor_type
-            .as_mut()
-            .unwrap();
+        let tensor = graph(model).input[0].r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
         tensor.elem_type = 11;
     });
     assert!(why.contains("11") && why.contains("float32"), "{why}");
@@ -168,10 +124,7 @@ fn an_input_or_output_of_another_form_is_refused() {
     let why = refusal(|model| model.graph = None);
     assert!(why.contains("no graph"), "{why}");
     let why = refusal(|model| {
-        model.opset_import.push(OperatorSetId {
-            domain: "ai.onnx.ml".to_owned(),
-            version: 5,
-        })
+        model.opset_import.push(OperatorSetId { domain: "ai.onnx.ml".to_owned(), version: 5 })
     });
     assert!(why.contains("ai.onnx.ml 5"), "{why}");
 }
@@ -179,10 +132,8 @@ fn an_input_or_output_of_another_form_is_refused() {
 #[test]
 fn a_model_of_another_schema_is_refused_before_its_trees_are_read() {
     let why = refusal(|model| {
-        model.metadata_props = vec![StringPair {
-            key: contract::KEY_SCHEMA.to_owned(),
-            value: "foretoken-0".to_owned(),
-        }];
+        model.metadata_props =
+            vec![StringPair { key: contract::KEY_SCHEMA.to_owned(), value: "foretoken-0".to_owned() }];
         graph(model).node.clear();
     });
     assert!(why.contains("foretoken-0"), "{why}");
@@ -199,28 +150,13 @@ fn the_wide_form_reads_other_comparisons_targets_and_base_values() {
     let mut model = small();
     let node = &mut graph(&mut model).node[0];
     // One tree: x0 <op> 0.5 ? 1 : 2, as two targets with weights of their own.
-    let ints = |name: &str, ints: Vec<i64>| Attribute {
-        name: name.to_owned(),
-        ints,
-        ..Attribute::default()
-    };
-    let floats = |name: &str, floats: Vec<f32>| Attribute {
-        name: name.to_owned(),
-        floats,
-        ..Attribute::default()
-    };
-    let bytes = |list: &[&str]| {
-        list.iter()
-            .map(|text| text.as_bytes().to_vec())
-            .collect::<Vec<_>>()
-    };
+    let ints = |name: &str, ints: Vec<i64>| Attribute { name: name.to_owned(), ints, ..Attribute::default() };
+    let floats =
+        |name: &str, floats: Vec<f32>| Attribute { name: name.to_owned(), floats, ..Attribute::default() };
+    let bytes = |list: &[&str]| list.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
     let mut with_mode = |mode: &str, tracks_true: i64| {
         node.attribute = vec![
-            Attribute {
-                name: "n_targets".to_owned(),
-                i: 2,
-                ..Attribute::default()
-            },
+            Attribute { name: "n_targets".to_owned(), i: 2, ..Attribute::default() },
             ints("nodes_treeids", vec![0, 0, 0]),
             ints("nodes_nodeids", vec![0, 1, 2]),
             ints("nodes_featureids", vec![0, 0, 0]),
@@ -257,12 +193,7 @@ fn the_wide_form_reads_other_comparisons_targets_and_base_values() {
                 false
             }
         };
-        (
-            side(0.5f32.next_down()),
-            side(0.5),
-            side(0.5f32.next_up()),
-            side(f32::NAN),
-        )
+        (side(0.5f32.next_down()), side(0.5), side(0.5f32.next_up()), side(f32::NAN))
     };
     assert_eq!(with_mode("BRANCH_LT", 0), (true, false, false, false));
     assert_eq!(with_mode("BRANCH_LEQ", 1), (true, true, false, true));
@@ -274,11 +205,7 @@ fn the_wide_form_reads_other_comparisons_targets_and_base_values() {
 fn every_truncation_of_a_file_is_refused() {
     let bytes = model(3, 2, 2);
     for end in 0..bytes.len() {
-        assert!(
-            read(&bytes[..end]).is_err(),
-            "{end} of {} bytes were accepted",
-            bytes.len()
-        );
+        assert!(read(&bytes[..end]).is_err(), "{end} of {} bytes were accepted", bytes.len());
     }
 }
 

@@ -86,10 +86,7 @@ pub fn read(node: &NodeProto, width: usize, form: Form) -> Result<Vec<TargetSum>
     let spans = columns.spans()?;
     let weights = columns.weights(&attributes, &spans, targets)?;
     let mut sums: Vec<TargetSum> = (0..targets)
-        .map(|target| TargetSum {
-            trees: Ensemble::new(width),
-            base: bases.get(target).copied(),
-        })
+        .map(|target| TargetSum { trees: Ensemble::new(width), base: bases.get(target).copied() })
         .collect();
     for (tree, span) in spans.iter().enumerate() {
         let branches = columns.tree(tree, span, form)?;
@@ -100,8 +97,7 @@ pub fn read(node: &NodeProto, width: usize, form: Form) -> Result<Vec<TargetSum>
             if targets > 1 && weights.iter().all(Option::is_none) {
                 continue;
             }
-            sum.trees
-                .push(&with_leaves(&branches, weights, tree, targets)?)?;
+            sum.trees.push(&with_leaves(&branches, weights, tree, targets)?)?;
         }
     }
     Ok(sums)
@@ -118,11 +114,7 @@ fn with_leaves(
         nodes.push(match (branch, weight) {
             (Some(_), Some(_)) => {
                 let value = format!("tree {tree}, node {node}");
-                return Err(TreeError::Value {
-                    name: "target_nodeids",
-                    value,
-                    fix: "name leaves only",
-                });
+                return Err(TreeError::Value { name: "target_nodeids", value, fix: "name leaves only" });
             }
             (Some(branch), None) => *branch,
             (None, Some(weight)) => Node::Leaf { value: *weight },
@@ -151,12 +143,7 @@ struct Attributes<'a>(&'a [Attribute]);
 impl<'a> Attributes<'a> {
     fn new(node: &'a NodeProto) -> Result<Self, TreeError> {
         for (index, attribute) in node.attribute.iter().enumerate() {
-            if node
-                .attribute
-                .iter()
-                .take(index)
-                .any(|before| before.name == attribute.name)
-            {
+            if node.attribute.iter().take(index).any(|before| before.name == attribute.name) {
                 return Err(TreeError::Twice(attribute.name.clone()));
             }
             // Hit rates describe the training data; everything else not listed would change the result.
@@ -191,26 +178,18 @@ impl<'a> Attributes<'a> {
     }
 
     fn ints(&self, name: &'static str) -> Result<&'a [i64], TreeError> {
-        self.find(name)
-            .map(|attribute| attribute.ints.as_slice())
-            .ok_or(TreeError::Missing(name))
+        self.find(name).map(|attribute| attribute.ints.as_slice()).ok_or(TreeError::Missing(name))
     }
 
     fn floats(&self, name: &'static str) -> Result<&'a [f32], TreeError> {
-        self.find(name)
-            .map(|attribute| attribute.floats.as_slice())
-            .ok_or(TreeError::Missing(name))
+        self.find(name).map(|attribute| attribute.floats.as_slice()).ok_or(TreeError::Missing(name))
     }
 
     /// `aggregate_function` and `post_transform`: only their defaults are sums.
     fn check_modifiers(&self, form: Form) -> Result<(), TreeError> {
         let modifiers = [
             ("aggregate_function", "SUM", "only SUM is evaluated"),
-            (
-                "post_transform",
-                "NONE",
-                "only NONE is evaluated; add nodes to the graph instead",
-            ),
+            ("post_transform", "NONE", "only NONE is evaluated; add nodes to the graph instead"),
         ];
         for (name, only, fix) in modifiers {
             if let Some(attribute) = self.find(name)
@@ -223,11 +202,7 @@ impl<'a> Attributes<'a> {
                 });
             }
         }
-        if form == Form::Strict
-            && self
-                .find("base_values")
-                .is_some_and(|base| !base.floats.is_empty())
-        {
+        if form == Form::Strict && self.find("base_values").is_some_and(|base| !base.floats.is_empty()) {
             return Err(TreeError::Value {
                 name: "base_values",
                 value: "given".to_owned(),
@@ -245,28 +220,18 @@ impl<'a> Attributes<'a> {
             _ => Err(TreeError::Value {
                 name: "n_targets",
                 value: count.to_string(),
-                fix: if form == Form::Strict {
-                    "use one node per output"
-                } else {
-                    "use 1 to 16"
-                },
+                fix: if form == Form::Strict { "use one node per output" } else { "use 1 to 16" },
             }),
         }
     }
 
     fn bases(&self, form: Form, targets: usize) -> Result<&'a [f32], TreeError> {
-        let bases = self
-            .find("base_values")
-            .map_or(&[][..], |attribute| attribute.floats.as_slice());
+        let bases = self.find("base_values").map_or(&[][..], |attribute| attribute.floats.as_slice());
         if form == Form::Strict || bases.is_empty() {
             return Ok(&[]);
         }
         if bases.len() != targets {
-            return Err(TreeError::Length {
-                name: "base_values",
-                len: bases.len(),
-                expected: targets,
-            });
+            return Err(TreeError::Length { name: "base_values", len: bases.len(), expected: targets });
         }
         Ok(bases)
     }
@@ -313,20 +278,12 @@ impl<'a> Columns<'a> {
         ];
         for (name, len) in lengths {
             if len != expected {
-                return Err(TreeError::Length {
-                    name,
-                    len,
-                    expected,
-                });
+                return Err(TreeError::Length { name, len, expected });
             }
         }
         let len = columns.missing_yes.len();
         if len != 0 && len != expected {
-            return Err(TreeError::Length {
-                name: "nodes_missing_value_tracks_true",
-                len,
-                expected,
-            });
+            return Err(TreeError::Length { name: "nodes_missing_value_tracks_true", len, expected });
         }
         if expected > MAX_NODES {
             return Err(TreeError::TooManyNodes(expected));
@@ -341,10 +298,7 @@ impl<'a> Columns<'a> {
             let count = spans.len();
             match (usize::try_from(id), spans.last_mut()) {
                 (Ok(id), Some(last)) if id + 1 == count => last.end = place + 1,
-                (Ok(id), _) if id == count => spans.push(Span {
-                    start: place,
-                    end: place + 1,
-                }),
+                (Ok(id), _) if id == count => spans.push(Span { start: place, end: place + 1 }),
                 _ => {
                     return Err(TreeError::Value {
                         name: "nodes_treeids",
@@ -372,11 +326,7 @@ impl<'a> Columns<'a> {
                     fix: "number a tree's nodes 0, 1, 2, ... once each, the root first",
                 });
             };
-            *slot = Some(if mode == b"LEAF" {
-                None
-            } else {
-                Some(self.branch(place, mode, form)?)
-            });
+            *slot = Some(if mode == b"LEAF" { None } else { Some(self.branch(place, mode, form)?) });
         }
         Ok(nodes.into_iter().map(Option::flatten).collect())
     }
@@ -394,16 +344,11 @@ impl<'a> Columns<'a> {
         let yes = id("nodes_truenodeids", self.yes_ids)?;
         let no = id("nodes_falsenodeids", self.no_ids)?;
         let threshold = self.values.get(place).copied().unwrap_or(f32::NAN);
-        let missing_yes = self
-            .missing_yes
-            .get(place)
-            .is_some_and(|&tracks| tracks != 0);
+        let missing_yes = self.missing_yes.get(place).is_some_and(|&tracks| tracks != 0);
         // `x <= t` is `x < the next float above t`, and "greater" is "less" with the children swapped.
         let (threshold, swap) = match (form, mode) {
             (_, b"BRANCH_LT") => (threshold, false),
-            (Form::Wide, b"BRANCH_LEQ") if threshold < f32::INFINITY => {
-                (threshold.next_up(), false)
-            }
+            (Form::Wide, b"BRANCH_LEQ") if threshold < f32::INFINITY => (threshold.next_up(), false),
             (Form::Wide, b"BRANCH_GTE") => (threshold, true),
             (Form::Wide, b"BRANCH_GT") if threshold < f32::INFINITY => (threshold.next_up(), true),
             _ => {
@@ -419,18 +364,8 @@ impl<'a> Columns<'a> {
                 });
             }
         };
-        let (yes, no, missing_yes) = if swap {
-            (no, yes, !missing_yes)
-        } else {
-            (yes, no, missing_yes)
-        };
-        Ok(Node::Branch {
-            feature,
-            threshold,
-            yes,
-            no,
-            missing_yes,
-        })
+        let (yes, no, missing_yes) = if swap { (no, yes, !missing_yes) } else { (yes, no, missing_yes) };
+        Ok(Node::Branch { feature, threshold, yes, no, missing_yes })
     }
 
     /// Leaf weights per target, laid out as the node arrays are, by node id within each tree.
@@ -452,24 +387,15 @@ impl<'a> Columns<'a> {
         ];
         for (name, len) in lengths {
             if len != expected {
-                return Err(TreeError::Length {
-                    name,
-                    len,
-                    expected,
-                });
+                return Err(TreeError::Length { name, len, expected });
             }
         }
         let mut weights = vec![vec![None; self.tree_ids.len()]; targets];
-        for (((&tree, &node), &target), &value) in
-            tree_ids.iter().zip(node_ids).zip(target_ids).zip(values)
-        {
-            let place = usize::try_from(tree)
-                .ok()
-                .and_then(|tree| spans.get(tree))
-                .and_then(|span| {
-                    let place = span.start.checked_add(usize::try_from(node).ok()?)?;
-                    (place < span.end).then_some(place)
-                });
+        for (((&tree, &node), &target), &value) in tree_ids.iter().zip(node_ids).zip(target_ids).zip(values) {
+            let place = usize::try_from(tree).ok().and_then(|tree| spans.get(tree)).and_then(|span| {
+                let place = span.start.checked_add(usize::try_from(node).ok()?)?;
+                (place < span.end).then_some(place)
+            });
             let slot = usize::try_from(target)
                 .ok()
                 .and_then(|target| weights.get_mut(target))

@@ -10,9 +10,9 @@
 use prost::Message;
 
 use super::proto::{
-    Attribute, Dimension, DimensionValue, ELEMENT_FLOAT, GraphProto, ModelProto, NodeProto,
-    OperatorSetId, StringPair, TYPE_FLOATS, TYPE_INT, TYPE_INTS, TYPE_STRING, TYPE_STRINGS,
-    TensorShape, TensorType, TypeProto, ValueInfo,
+    Attribute, Dimension, DimensionValue, ELEMENT_FLOAT, GraphProto, ModelProto, NodeProto, OperatorSetId,
+    StringPair, TYPE_FLOATS, TYPE_INT, TYPE_INTS, TYPE_STRING, TYPE_STRINGS, TensorShape, TensorType,
+    TypeProto, ValueInfo,
 };
 use super::tree::OPERATOR;
 use crate::features::COUNT;
@@ -40,16 +40,10 @@ pub fn model(metadata: &[(String, String)], outputs: &[(Output, &Ensemble)]) -> 
     let columns = i64::try_from(COUNT).unwrap_or(0);
     let graph = GraphProto {
         name: "foretoken".to_owned(),
-        node: outputs
-            .iter()
-            .map(|(output, ensemble)| node(output.name(), ensemble))
-            .collect(),
+        node: outputs.iter().map(|(output, ensemble)| node(output.name(), ensemble)).collect(),
         initializer: Vec::new(),
         input: vec![value(contract::INPUT, columns)],
-        output: outputs
-            .iter()
-            .map(|(output, _)| value(output.name(), 1))
-            .collect(),
+        output: outputs.iter().map(|(output, _)| value(output.name(), 1)).collect(),
     };
     ModelProto {
         ir_version: IR_VERSION,
@@ -57,44 +51,21 @@ pub fn model(metadata: &[(String, String)], outputs: &[(Output, &Ensemble)]) -> 
         producer_version: env!("CARGO_PKG_VERSION").to_owned(),
         graph: Some(graph),
         opset_import: vec![
-            OperatorSetId {
-                domain: String::new(),
-                version: OPSET,
-            },
-            OperatorSetId {
-                domain: "ai.onnx.ml".to_owned(),
-                version: ML_OPSET,
-            },
+            OperatorSetId { domain: String::new(), version: OPSET },
+            OperatorSetId { domain: "ai.onnx.ml".to_owned(), version: ML_OPSET },
         ],
         metadata_props: metadata
             .iter()
-            .map(|(key, value)| StringPair {
-                key: key.clone(),
-                value: value.clone(),
-            })
+            .map(|(key, value)| StringPair { key: key.clone(), value: value.clone() })
             .collect(),
     }
 }
 
 fn value(name: &str, columns: i64) -> ValueInfo {
-    let dim = [
-        DimensionValue::Symbol("n".to_owned()),
-        DimensionValue::Number(columns),
-    ];
-    let dim = dim
-        .into_iter()
-        .map(|value| Dimension { value: Some(value) })
-        .collect();
-    let tensor = TensorType {
-        elem_type: ELEMENT_FLOAT,
-        shape: Some(TensorShape { dim }),
-    };
-    ValueInfo {
-        name: name.to_owned(),
-        r#type: Some(TypeProto {
-            tensor_type: Some(tensor),
-        }),
-    }
+    let dim = [DimensionValue::Symbol("n".to_owned()), DimensionValue::Number(columns)];
+    let dim = dim.into_iter().map(|value| Dimension { value: Some(value) }).collect();
+    let tensor = TensorType { elem_type: ELEMENT_FLOAT, shape: Some(TensorShape { dim }) };
+    ValueInfo { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor) }) }
 }
 
 fn node(output: &str, ensemble: &Ensemble) -> NodeProto {
@@ -134,13 +105,9 @@ impl Columns {
         self.tree_ids.push(tree);
         self.node_ids.push(id);
         let (mode, feature, threshold, yes, no, missing_yes) = match *node {
-            Node::Branch {
-                feature,
-                threshold,
-                yes,
-                no,
-                missing_yes,
-            } => (&b"BRANCH_LT"[..], feature, threshold, yes, no, missing_yes),
+            Node::Branch { feature, threshold, yes, no, missing_yes } => {
+                (&b"BRANCH_LT"[..], feature, threshold, yes, no, missing_yes)
+            }
             Node::Leaf { value } => {
                 self.leaf_tree_ids.push(tree);
                 self.leaf_node_ids.push(id);
@@ -158,35 +125,17 @@ impl Columns {
 
     fn attributes(self) -> Vec<Attribute> {
         let target_ids = vec![0; self.leaf_values.len()];
-        let ints = |name: &str, ints| Attribute {
-            ints,
-            ..attribute(name, TYPE_INTS)
-        };
-        let floats = |name: &str, floats| Attribute {
-            floats,
-            ..attribute(name, TYPE_FLOATS)
-        };
+        let ints = |name: &str, ints| Attribute { ints, ..attribute(name, TYPE_INTS) };
+        let floats = |name: &str, floats| Attribute { floats, ..attribute(name, TYPE_FLOATS) };
         vec![
-            Attribute {
-                i: 1,
-                ..attribute("n_targets", TYPE_INT)
-            },
-            Attribute {
-                s: b"SUM".to_vec(),
-                ..attribute("aggregate_function", TYPE_STRING)
-            },
-            Attribute {
-                s: b"NONE".to_vec(),
-                ..attribute("post_transform", TYPE_STRING)
-            },
+            Attribute { i: 1, ..attribute("n_targets", TYPE_INT) },
+            Attribute { s: b"SUM".to_vec(), ..attribute("aggregate_function", TYPE_STRING) },
+            Attribute { s: b"NONE".to_vec(), ..attribute("post_transform", TYPE_STRING) },
             ints("nodes_treeids", self.tree_ids),
             ints("nodes_nodeids", self.node_ids),
             ints("nodes_featureids", self.feature_ids),
             floats("nodes_values", self.values),
-            Attribute {
-                strings: self.modes,
-                ..attribute("nodes_modes", TYPE_STRINGS)
-            },
+            Attribute { strings: self.modes, ..attribute("nodes_modes", TYPE_STRINGS) },
             ints("nodes_truenodeids", self.yes_ids),
             ints("nodes_falsenodeids", self.no_ids),
             ints("nodes_missing_value_tracks_true", self.missing_yes),
@@ -199,9 +148,5 @@ impl Columns {
 }
 
 fn attribute(name: &str, r#type: i32) -> Attribute {
-    Attribute {
-        name: name.to_owned(),
-        r#type,
-        ..Attribute::default()
-    }
+    Attribute { name: name.to_owned(), r#type, ..Attribute::default() }
 }
