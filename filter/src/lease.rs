@@ -84,7 +84,13 @@ impl Lease {
     ///
     /// # Errors
     /// When the host does not give or take the value: then this VM does not hold it.
-    pub fn step(&mut self, host: &dyn Host, keys: &Keys, served: bool, now_us: u64) -> Result<bool, HostError> {
+    pub fn step(
+        &mut self,
+        host: &dyn Host,
+        keys: &Keys,
+        served: bool,
+        now_us: u64,
+    ) -> Result<bool, HostError> {
         let (bytes, cas) = host.shared(&keys.lease)?;
         let held = read_lease(&bytes);
         let set = |expires_us: u64| {
@@ -123,10 +129,16 @@ impl Lease {
         }
     }
 
-    fn somebody_idles(host: &dyn Host, keys: &Keys, incarnation: u64, now_us: u64) -> Result<bool, HostError> {
+    fn somebody_idles(
+        host: &dyn Host,
+        keys: &Keys,
+        incarnation: u64,
+        now_us: u64,
+    ) -> Result<bool, HostError> {
         let (bytes, _) = host.shared(&keys.idle)?;
-        Ok(read_idle(&bytes)
-            .is_some_and(|(who, at_us)| who != incarnation && at_us + IDLE_COUNTS_US > now_us && at_us <= now_us))
+        Ok(read_idle(&bytes).is_some_and(|(who, at_us)| {
+            who != incarnation && at_us + IDLE_COUNTS_US > now_us && at_us <= now_us
+        }))
     }
 }
 

@@ -182,11 +182,18 @@ mod tests {
         let rows: Vec<Vec<String>> = page
             .lines()
             .filter(|line| line.starts_with("| `foretoken_"))
-            .map(|line| line.trim_matches('|').split(" | ").map(|cell| cell.trim().replace('`', "")).collect())
+            .map(|line| {
+                line.trim_matches('|').split(" | ").map(|cell| cell.trim().replace('`', "")).collect()
+            })
             .collect();
         let expected: Vec<Vec<String>> = TABLE
             .iter()
-            .map(|row| [row.name, row.kind.name(), row.label, row.doc].iter().map(|cell| (*cell).to_owned()).collect())
+            .map(|row| {
+                [row.name, row.kind.name(), row.label, row.doc]
+                    .iter()
+                    .map(|cell| (*cell).to_owned())
+                    .collect()
+            })
             .collect();
         assert_eq!(rows, expected, "docs/metrics.md and filter/src/metrics.rs differ");
     }

@@ -129,7 +129,8 @@ impl Root {
     /// A new request.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        let routing = self.configured.as_ref().map(|(state, loaded)| (Rc::clone(state), Arc::clone(&loaded.config)));
+        let routing =
+            self.configured.as_ref().map(|(state, loaded)| (Rc::clone(state), Arc::clone(&loaded.config)));
         Stream::new(Rc::clone(&self.vm), routing)
     }
 

@@ -144,7 +144,13 @@ mod tests {
     use super::*;
 
     fn config() -> SamplesConfig {
-        SamplesConfig { cluster: "trainer".to_owned(), batch: 3, flush_ms: 100, buffer: 5, ..SamplesConfig::default() }
+        SamplesConfig {
+            cluster: "trainer".to_owned(),
+            batch: 3,
+            flush_ms: 100,
+            buffer: 5,
+            ..SamplesConfig::default()
+        }
     }
 
     fn filled(count: usize, now_us: u64) -> Samples {

@@ -28,7 +28,13 @@ pub(crate) fn start() {
 struct SdkRoot(Root);
 
 impl Context for SdkRoot {
-    fn on_http_call_response(&mut self, token: u32, num_headers: usize, body_size: usize, _num_trailers: usize) {
+    fn on_http_call_response(
+        &mut self,
+        token: u32,
+        num_headers: usize,
+        body_size: usize,
+        _num_trailers: usize,
+    ) {
         self.0.call_response(token, num_headers, body_size);
     }
 
@@ -39,6 +45,11 @@ impl Context for SdkRoot {
 }
 
 impl RootContext for SdkRoot {
+    fn on_vm_start(&mut self, _size: usize) -> bool {
+        logger::follow_envoy();
+        true
+    }
+
     fn on_configure(&mut self, size: usize) -> bool {
         self.0.configure(size)
     }

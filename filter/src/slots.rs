@@ -99,7 +99,13 @@ impl Slots {
     ///
     /// # Errors
     /// When the host does not give the table; what was known stays.
-    pub fn refresh(&mut self, host: &dyn Host, keys: &Keys, incarnation: u64, now_us: u64) -> Result<Change, HostError> {
+    pub fn refresh(
+        &mut self,
+        host: &dyn Host,
+        keys: &Keys,
+        incarnation: u64,
+        now_us: u64,
+    ) -> Result<Change, HostError> {
         let (bytes, cas) = host.shared(&keys.slots)?;
         let mut seats = read_table(&bytes);
         let mut change = Change::default();
@@ -155,7 +161,8 @@ impl Slots {
         cas: Option<u32>,
         seat: Seat,
     ) -> Result<(), HostError> {
-        let Some((slot, place)) = free.and_then(|slot| Some((slot, seats.get_mut(usize::from(slot))?))) else {
+        let Some((slot, place)) = free.and_then(|slot| Some((slot, seats.get_mut(usize::from(slot))?)))
+        else {
             if !self.full {
                 self.full = true;
                 log::warn!(
@@ -194,7 +201,9 @@ mod tests {
 
     impl Vm {
         fn new(incarnation: u64) -> Self {
-            let config = Config::from_json(br#"{"cluster":"pods","endpoints":{"addresses":["10.0.0.1:80"]}}"#).unwrap();
+            let config =
+                Config::from_json(br#"{"cluster":"pods","endpoints":{"addresses":["10.0.0.1:80"]}}"#)
+                    .unwrap();
             Self { slots: Slots::default(), router: Router::new(Arc::new(config), incarnation) }
         }
 

@@ -268,7 +268,13 @@ impl State {
         }
     }
 
-    fn call(&mut self, host: &dyn Host, callout: &Callout<'_>, purpose: Purpose, now_us: u64) -> Result<(), (HostError, Purpose)> {
+    fn call(
+        &mut self,
+        host: &dyn Host,
+        callout: &Callout<'_>,
+        purpose: Purpose,
+        now_us: u64,
+    ) -> Result<(), (HostError, Purpose)> {
         match host.call(callout) {
             Ok(token) => {
                 let lost_us = now_us + u64::from(callout.timeout_ms) * 1000 + LOST_AFTER_US;
@@ -310,7 +316,12 @@ impl State {
             Ask::Listing => {
                 let path = poll::admin::listing_path(&config.cluster);
                 let headers = [(":method", "GET"), (":path", path.as_str()), (":authority", "foretoken")];
-                let callout = Callout { cluster: &config.endpoints.admin_cluster, headers: &headers, body: &[], timeout_ms };
+                let callout = Callout {
+                    cluster: &config.endpoints.admin_cluster,
+                    headers: &headers,
+                    body: &[],
+                    timeout_ms,
+                };
                 if let Err((error, _)) = self.call(host, &callout, Purpose::Listing, now_us) {
                     metrics.add(host, Metric::ListingFailures, 1);
                     if let Some(poller) = &mut self.poller {
@@ -366,9 +377,15 @@ impl State {
         }
         while let Some(batch) = self.samples.due(samples, now_us) {
             let body = batch.body();
-            let callout =
-                Callout { cluster: &samples.cluster, headers: &headers, body: &body, timeout_ms: SAMPLES_TIMEOUT_MS };
-            if let Err((error, Purpose::Samples(batch))) = self.call(host, &callout, Purpose::Samples(batch), now_us) {
+            let callout = Callout {
+                cluster: &samples.cluster,
+                headers: &headers,
+                body: &body,
+                timeout_ms: SAMPLES_TIMEOUT_MS,
+            };
+            if let Err((error, Purpose::Samples(batch))) =
+                self.call(host, &callout, Purpose::Samples(batch), now_us)
+            {
                 self.settle_samples(host, metrics, batch, 0, now_us);
                 self.complain(&error, now_us);
             }
@@ -382,7 +399,14 @@ impl State {
     }
 
     /// The answer to a callout. `num_headers` is 0 when there was none.
-    pub fn call_response(&mut self, host: &dyn Host, metrics: &Metrics, token: u32, num_headers: usize, body_size: usize) {
+    pub fn call_response(
+        &mut self,
+        host: &dyn Host,
+        metrics: &Metrics,
+        token: u32,
+        num_headers: usize,
+        body_size: usize,
+    ) {
         let Some(call) = self.calls.remove(&token) else { return };
         let now_us = host.now_us();
         let status = if num_headers == 0 { 0 } else { status_of(host, Headers::Callout) };
@@ -407,7 +431,8 @@ impl State {
 
     /// Callouts of a root that is gone are cancelled without a word. The poller asks again by its own clock.
     fn write_off(&mut self, host: &dyn Host, metrics: &Metrics, now_us: u64) {
-        let lost: Vec<Call> = self.calls.extract_if(|_, call| call.lost_us <= now_us).map(|(_, call)| call).collect();
+        let lost: Vec<Call> =
+            self.calls.extract_if(|_, call| call.lost_us <= now_us).map(|(_, call)| call).collect();
         for call in lost {
             if let Purpose::Samples(batch) = call.purpose {
                 self.settle_samples(host, metrics, batch, 0, now_us);

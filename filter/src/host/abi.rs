@@ -23,7 +23,13 @@ unsafe extern "C" {
     fn proxy_log(level: u32, message: *const u8, message_size: usize) -> u32;
     fn proxy_get_log_level(level: *mut u32) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
-    fn proxy_get_buffer_bytes(buffer: u32, start: usize, max_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_get_buffer_bytes(
+        buffer: u32,
+        start: usize,
+        max_size: usize,
+        data: *mut *mut u8,
+        size: *mut usize,
+    ) -> u32;
     fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_header_map_value(
         map: u32,
@@ -49,7 +55,13 @@ unsafe extern "C" {
         size: *mut usize,
         cas: *mut u32,
     ) -> u32;
-    fn proxy_set_shared_data(key: *const u8, key_size: usize, value: *const u8, value_size: usize, cas: u32) -> u32;
+    fn proxy_set_shared_data(
+        key: *const u8,
+        key_size: usize,
+        value: *const u8,
+        value_size: usize,
+        cas: u32,
+    ) -> u32;
     fn proxy_define_metric(kind: u32, name: *const u8, name_size: usize, id: *mut u32) -> u32;
     fn proxy_increment_metric(id: u32, offset: i64) -> u32;
     fn proxy_record_metric(id: u32, value: u64) -> u32;
@@ -106,7 +118,10 @@ fn check(call: &'static str, status: u32) -> Result<(), HostError> {
 }
 
 /// A call that hands over a block: `None` when there is none.
-fn taken(call: &'static str, ask: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Option<Vec<u8>>, HostError> {
+fn taken(
+    call: &'static str,
+    ask: impl FnOnce(*mut *mut u8, *mut usize) -> u32,
+) -> Result<Option<Vec<u8>>, HostError> {
     let (mut data, mut size) = (null_mut::<u8>(), 0_usize);
     match ask(&mut data, &mut size) {
         OK if data.is_null() => Ok(Some(Vec::new())),
@@ -169,7 +184,13 @@ impl Host for Envoy {
 
     fn set_header(&self, map: Headers, name: &str, value: &str) -> Result<(), HostError> {
         check("proxy_replace_header_map_value", unsafe {
-            proxy_replace_header_map_value(map_of(map), name.as_ptr(), name.len(), value.as_ptr(), value.len())
+            proxy_replace_header_map_value(
+                map_of(map),
+                name.as_ptr(),
+                name.len(),
+                value.as_ptr(),
+                value.len(),
+            )
         })
     }
 
@@ -188,7 +209,9 @@ impl Host for Envoy {
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         let path = path.join("\0");
-        taken("proxy_get_property", |data, size| unsafe { proxy_get_property(path.as_ptr(), path.len(), data, size) })
+        taken("proxy_get_property", |data, size| unsafe {
+            proxy_get_property(path.as_ptr(), path.len(), data, size)
+        })
     }
 
     fn set_property(&self, name: &str, value: &[u8]) -> Result<(), HostError> {
@@ -219,7 +242,9 @@ impl Host for Envoy {
             MetricKind::Histogram => 2,
         };
         let mut id = 0;
-        check("proxy_define_metric", unsafe { proxy_define_metric(kind, name.as_ptr(), name.len(), &mut id) })?;
+        check("proxy_define_metric", unsafe {
+            proxy_define_metric(kind, name.as_ptr(), name.len(), &mut id)
+        })?;
         Ok(id)
     }
 

@@ -8,10 +8,16 @@ struct EnvoyLog;
 
 static ENVOY_LOG: EnvoyLog = EnvoyLog;
 
-/// Installs it, at the level that Envoy's own wasm logger is at when the VM starts.
+/// Installs it. While a module is being initialised Envoy forbids every call but that of writing a line, so
+/// the level comes later.
 pub(crate) fn install() {
     // Fails only when a logger is installed already, and then there is one.
     let _ = log::set_logger(&ENVOY_LOG);
+    log::set_max_level(log::LevelFilter::Info);
+}
+
+/// Makes no lines that Envoy's own wasm logger would drop.
+pub(crate) fn follow_envoy() {
     log::set_max_level(match abi::log_level() {
         Some(0) => log::LevelFilter::Trace,
         Some(1) => log::LevelFilter::Debug,

@@ -99,7 +99,11 @@ impl MockHost {
     /// Values of a metric: the sum of a counter, the last of a gauge, all of a histogram.
     pub(crate) fn metric(&self, name: &str) -> Vec<u64> {
         let metrics = self.world.metrics.borrow();
-        metrics.iter().find(|(_, found, _)| found == name).map(|(_, _, values)| values.clone()).unwrap_or_default()
+        metrics
+            .iter()
+            .find(|(_, found, _)| found == name)
+            .map(|(_, _, values)| values.clone())
+            .unwrap_or_default()
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
@@ -239,7 +243,11 @@ impl Host for MockHost {
         self.calls.borrow_mut().push(Made {
             token: self.tokens.get(),
             cluster: callout.cluster.to_owned(),
-            headers: callout.headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            headers: callout
+                .headers
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
             body: String::from_utf8(callout.body.to_vec()).unwrap(),
         });
         Ok(self.tokens.get())

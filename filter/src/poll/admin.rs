@@ -150,7 +150,12 @@ mod tests {
             {"address":{"pipe":{"path":"/x"}},"health_status":{}},
             {"address":{"socket_address":{"address":"10.0.0.1","port_value":1}}}]}]}"#;
         let members = read_members("pods", body).unwrap();
-        let expected = [("127.0.0.1:9001", true), ("127.0.0.1:9002", false), ("[::1]:9003", false), ("10.0.0.1:1", true)];
+        let expected = [
+            ("127.0.0.1:9001", true),
+            ("127.0.0.1:9002", false),
+            ("[::1]:9003", false),
+            ("10.0.0.1:1", true),
+        ];
         assert_eq!(members, expected.map(|(address, healthy)| (address.to_owned(), healthy)));
         assert_eq!(read_members("other", body).unwrap(), []);
     }

@@ -132,7 +132,9 @@ impl Poller {
             }
         } else if self.listing_due_us <= now_us {
             self.listing_due_us = now_us + u64::from(config.endpoints.refresh_ms) * 1000;
-            self.set_members(config.endpoints.addresses.iter().map(|address| (address.clone(), true)).collect());
+            self.set_members(
+                config.endpoints.addresses.iter().map(|address| (address.clone(), true)).collect(),
+            );
         }
         if scrape_cluster(config).is_some() {
             self.due_pages(config, now_us, &mut asks);
@@ -178,12 +180,21 @@ impl Poller {
     /// Membership with both views of health: Envoy's and our own.
     fn settle_health(&mut self) {
         let polls = &self.polls;
-        let reachable = |address: &str| polls.get(&pod_key(address)).is_none_or(|poll| poll.failures < DOWN_AFTER);
-        let members = self.members.iter().map(|(address, healthy)| (address.clone(), *healthy && reachable(address)));
-        if self.fleet.set_members(members) {
+        let reachable =
+            |address: &str| polls.get(&pod_key(address)).is_none_or(|poll| poll.failures < DOWN_AFTER);
+        let members: Vec<(String, bool)> = self
+            .members
+            .iter()
+            .map(|(address, healthy)| (address.clone(), *healthy && reachable(address)))
+            .collect();
+        // The table's own answer to "has it changed" is always yes: unknown values (NaN) equal nothing.
+        let before: Vec<(u64, bool)> = self.fleet.pods().iter().map(|pod| (pod.key, pod.healthy)).collect();
+        self.fleet.set_members(members);
+        let pods = self.fleet.pods();
+        if !pods.iter().map(|pod| (pod.key, pod.healthy)).eq(before) {
             self.dirty = true;
-            let healthy = self.fleet.pods().iter().filter(|pod| pod.healthy).count();
-            log::info!("pods: {} known, {healthy} healthy", self.fleet.pods().len());
+            let healthy = pods.iter().filter(|pod| pod.healthy).count();
+            log::info!("pods: {} known, {healthy} healthy", pods.len());
         }
     }
 
@@ -304,7 +315,8 @@ mod tests {
             .collect()
     }
 
-    const VLLM: &[u8] = b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=\"m\"} 3\n\
+    const VLLM: &[u8] =
+        b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=\"m\"} 3\n\
         # TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=\"m\"} 2\n\
         # TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{model_name=\"m\"} 0.5\n";
 
@@ -364,6 +376,9 @@ mod tests {
             {"address":{"socket_address":{"address":"10.0.0.9","port_value":80}},"health_status":{"eds_health_status":"HEALTHY"}}]}]}"#;
         assert!(poller.listing("pods", 200, body));
         assert_eq!(pages(&poller.due(&config, 1_100_000)), ["10.0.0.9:80"]);
+        poller.page(&config, pod_key("10.0.0.9:80"), 200, VLLM, 1_100_000);
+        assert!(poller.to_share(1, 1_200_000).is_some());
+        assert!(poller.listing("pods", 200, body) && poller.to_share(1, 1_300_000).is_none(), "no news");
         assert!(!poller.listing("pods", 200, b"{}"));
         assert!(!poller.listing("pods", 503, body));
         assert_eq!(poller.pods(), 1);
@@ -371,7 +386,8 @@ mod tests {
 
     #[test]
     fn without_a_cluster_that_obeys_the_pick_no_pod_is_scraped() {
-        let session = config(r#""endpoints":{"addresses":["10.0.0.1:80"]},"pick":{"form":"stateful_session"}"#);
+        let session =
+            config(r#""endpoints":{"addresses":["10.0.0.1:80"]},"pick":{"form":"stateful_session"}"#);
         assert_eq!(Poller::resume(Fleet::default(), 7).due(&session, 1), []);
         let mut with_cluster = session;
         with_cluster.telemetry.cluster = Some("original_dst".to_owned());

@@ -42,9 +42,12 @@ fn read_head(packed: &[u8], pick_header: &str) -> Head {
             b":path" => head.api = core::str::from_utf8(value).ok().and_then(api_of_path),
             b":method" => head.is_post = value == b"POST",
             b"content-length" => {
-                head.content_length = core::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
+                head.content_length =
+                    core::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
             }
-            b"content-encoding" => head.encoded |= !value.is_empty() && !value.eq_ignore_ascii_case(b"identity"),
+            b"content-encoding" => {
+                head.encoded |= !value.is_empty() && !value.eq_ignore_ascii_case(b"identity")
+            }
             _ if name == pick_header.as_bytes() || name.starts_with(OWN_PREFIX) => {
                 head.wants_explain |= name == EXPLAIN_HEADER.as_bytes() && value == b"1";
                 // Envoy's names are lower-case ASCII.
@@ -60,7 +63,9 @@ fn read_head(packed: &[u8], pick_header: &str) -> Head {
 fn pick_value(choices: &[Choice], form: PickForm) -> String {
     match form {
         PickForm::List => choices.iter().map(|choice| choice.address.as_str()).collect::<Vec<_>>().join(","),
-        PickForm::StatefulSession => choices.first().map(|choice| STANDARD.encode(&choice.address)).unwrap_or_default(),
+        PickForm::StatefulSession => {
+            choices.first().map(|choice| STANDARD.encode(&choice.address)).unwrap_or_default()
+        }
     }
 }
 
@@ -123,7 +128,9 @@ impl Stream {
     /// The body has grown to `body_size` bytes.
     pub fn request_body(&mut self, body_size: usize, end_of_stream: bool) -> Flow {
         self.body_seen = true;
-        let (Phase::Holding(api), Some((_, config))) = (&self.phase, &self.routing) else { return Flow::Continue };
+        let (Phase::Holding(api), Some((_, config))) = (&self.phase, &self.routing) else {
+            return Flow::Continue;
+        };
         let api = *api;
         if body_size > usize::try_from(config.request.max_body_bytes).unwrap_or(usize::MAX) {
             return self.fall_back(Reason::BodyTooLarge);
@@ -188,7 +195,11 @@ impl Stream {
         let decided_us = host.now_us();
         let decision_us = decided_us.saturating_sub(read_us);
         metrics.record(host, Metric::DecisionUs, decision_us);
-        host.set_header(Headers::Request, &config.pick.header, &pick_value(&decision.choices, config.pick.form))?;
+        host.set_header(
+            Headers::Request,
+            &config.pick.header,
+            &pick_value(&decision.choices, config.pick.form),
+        )?;
         let (dispatch, segment) = state.router.dispatch(&decision, &request, self.started_us, decided_us);
         state.publish(host, segment, decided_us);
         if let Err(error) = host.set_property(LOG_PROPERTY, log_line(&decision).as_bytes()) {

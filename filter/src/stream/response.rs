@@ -5,8 +5,8 @@
 
 use foretoken_core::config::PickForm;
 use foretoken_core::num::u64_of_f64;
-use foretoken_core::response::{ResponseReader, form_of_content_type};
 use foretoken_core::response::BodyForm;
+use foretoken_core::response::{ResponseReader, form_of_content_type};
 use foretoken_core::router::Outcome;
 use foretoken_core::sample::{Ending, Sample};
 
@@ -31,13 +31,15 @@ fn integer_property(host: &dyn Host, path: &[&str]) -> Option<u64> {
 
 fn client_is_gone(host: &dyn Host) -> bool {
     integer_property(host, &["response", "flags"]).is_some_and(|flags| flags & CLIENT_GONE_FLAGS != 0)
-        || text_property(host, &["response", "code_details"]).is_some_and(|details| details.starts_with("downstream"))
+        || text_property(host, &["response", "code_details"])
+            .is_some_and(|details| details.starts_with("downstream"))
 }
 
 impl Stream {
     /// The response's headers came.
     pub fn response_headers(&mut self, end_of_stream: bool) {
-        let (host, Some((state, config)), Phase::Routed(routed)) = (self.vm.host(), &self.routing, &mut self.phase)
+        let (host, Some((state, config)), Phase::Routed(routed)) =
+            (self.vm.host(), &self.routing, &mut self.phase)
         else {
             return;
         };
@@ -45,7 +47,8 @@ impl Stream {
         routed.status = status_of(host, Headers::Response);
         let header = |name| host.header(Headers::Response, name).ok().flatten();
         let content_type = header("content-type").and_then(|value| String::from_utf8(value).ok());
-        let encoded = header("content-encoding").is_some_and(|value| !value.eq_ignore_ascii_case(b"identity"));
+        let encoded =
+            header("content-encoding").is_some_and(|value| !value.eq_ignore_ascii_case(b"identity"));
         let form = content_type.as_deref().and_then(form_of_content_type).filter(|_| !encoded);
         routed.streamed = form == Some(BodyForm::Sse);
         routed.reader = form.filter(|_| routed.status == 200).map(ResponseReader::new);
@@ -74,7 +77,9 @@ impl Stream {
 
     /// A part of the response's body came: `body_size` bytes.
     pub fn response_body(&mut self, body_size: usize, end_of_stream: bool) {
-        let (host, Some((state, _)), Phase::Routed(routed)) = (self.vm.host(), &self.routing, &mut self.phase) else {
+        let (host, Some((state, _)), Phase::Routed(routed)) =
+            (self.vm.host(), &self.routing, &mut self.phase)
+        else {
             return;
         };
         if body_size > 0
@@ -167,12 +172,16 @@ impl Stream {
             ending,
             summary: routed.summary,
         };
-        let Some((mut sample, segment)) = state.router.end(&mut routed.dispatch, &outcome, now_us) else { return };
+        let Some((mut sample, segment)) = state.router.end(&mut routed.dispatch, &outcome, now_us) else {
+            return;
+        };
         // The router's clock is monotonic; a sample tells the time of day.
         sample.at_ms = host.wall_ms().saturating_sub(now_us.saturating_sub(self.started_us) / 1000);
         state.publish(host, segment, now_us);
         if sample.streamed && sample.status == 200 {
-            record_times(&sample, |metric, ms| metrics.record(host, metric, u64_of_f64(f64::from(ms).round())));
+            record_times(&sample, |metric, ms| {
+                metrics.record(host, metric, u64_of_f64(f64::from(ms).round()))
+            });
         }
         state.take_sample(host, metrics, &sample, now_us);
     }
