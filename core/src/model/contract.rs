@@ -75,11 +75,7 @@ impl Output {
     /// Every output there can be.
     pub const ALL: [Self; 8] = {
         const fn output(target: Target, unit: Unit, quantile: Quantile) -> Output {
-            Output {
-                target,
-                unit,
-                quantile,
-            }
+            Output { target, unit, quantile }
         }
         [
             output(Target::Ttft, Unit::Ratio, Quantile::P50),
@@ -124,9 +120,7 @@ impl Output {
 ///
 /// # Errors
 /// [`ModelError::Contract`] names the output.
-pub fn outputs<'a>(
-    names: impl Iterator<Item = &'a str>,
-) -> Result<Vec<(&'a str, Output)>, ModelError> {
+pub fn outputs<'a>(names: impl Iterator<Item = &'a str>) -> Result<Vec<(&'a str, Output)>, ModelError> {
     let mut outputs: Vec<(&str, Output)> = Vec::new();
     for name in names {
         let Some(output) = Output::from_name(name) else {
@@ -138,9 +132,7 @@ pub fn outputs<'a>(
         };
         for (before, other) in &outputs {
             if *other == output {
-                return Err(ModelError::Contract(format!(
-                    "output `{name}` is given twice"
-                )));
+                return Err(ModelError::Contract(format!("output `{name}` is given twice")));
             }
             if other.target == output.target && other.unit != output.unit {
                 return Err(ModelError::Contract(format!(
@@ -152,9 +144,7 @@ pub fn outputs<'a>(
     }
     for (target, words) in [(Target::Ttft, "TTFT"), (Target::Tpot, "TPOT")] {
         if !outputs.iter().any(|(_, output)| output.target == target) {
-            return Err(ModelError::Contract(format!(
-                "no {words} output: a model must predict both"
-            )));
+            return Err(ModelError::Contract(format!("no {words} output: a model must predict both")));
         }
     }
     Ok(outputs)
@@ -163,28 +153,18 @@ pub fn outputs<'a>(
 /// Column names in order, as [`KEY_FEATURES`] holds them.
 #[must_use]
 pub fn feature_names() -> String {
-    COLUMNS
-        .iter()
-        .map(|column| column.name)
-        .collect::<Vec<_>>()
-        .join(",")
+    COLUMNS.iter().map(|column| column.name).collect::<Vec<_>>().join(",")
 }
 
 /// Checks the metadata and keeps it as the model's card.
 ///
 /// # Errors
 /// [`ModelError::Contract`] names the key and what was expected.
-pub fn card<'a>(
-    properties: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<ModelCard, ModelError> {
-    let properties: Vec<(String, String)> = properties
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .collect();
+pub fn card<'a>(properties: impl Iterator<Item = (&'a str, &'a str)>) -> Result<ModelCard, ModelError> {
+    let properties: Vec<(String, String)> =
+        properties.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     let find = |key: &str| {
-        let found = properties
-            .iter()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| value.as_str());
+        let found = properties.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         found.ok_or_else(|| ModelError::Contract(format!("metadata `{key}` is missing")))
     };
     let schema = find(KEY_SCHEMA)?;
@@ -196,9 +176,7 @@ pub fn card<'a>(
     let names = find(KEY_FEATURES)?;
     if names != feature_names() {
         let mut ours = COLUMNS.iter();
-        let differing = names
-            .split(',')
-            .find(|name| ours.next().is_none_or(|column| column.name != *name));
+        let differing = names.split(',').find(|name| ours.next().is_none_or(|column| column.name != *name));
         return Err(ModelError::Contract(format!(
             "feature names differ from schema {SCHEMA_ID:?} at {:?}: refit the model",
             differing.unwrap_or("the end")
@@ -214,10 +192,7 @@ pub fn card<'a>(
         )));
     }
     let model_id = model_id.to_owned();
-    Ok(ModelCard {
-        model_id,
-        properties,
-    })
+    Ok(ModelCard { model_id, properties })
 }
 
 /// The row's prior of a target, the base of its ratio.
@@ -266,24 +241,11 @@ mod tests {
     fn another_schema_another_column_order_and_a_bad_id_are_refused_by_name() {
         let mut other = good();
         other[0].1 = "foretoken-0".to_owned();
-        assert!(
-            check(&other)
-                .unwrap_err()
-                .to_string()
-                .contains("foretoken-0")
-        );
+        assert!(check(&other).unwrap_err().to_string().contains("foretoken-0"));
         let mut swapped = good();
-        swapped[1].1 = swapped[1].1.replacen(
-            "prompt_tokens,uncached_tokens",
-            "uncached_tokens,prompt_tokens",
-            1,
-        );
-        assert!(
-            check(&swapped)
-                .unwrap_err()
-                .to_string()
-                .contains("uncached_tokens")
-        );
+        swapped[1].1 =
+            swapped[1].1.replacen("prompt_tokens,uncached_tokens", "uncached_tokens,prompt_tokens", 1);
+        assert!(check(&swapped).unwrap_err().to_string().contains("uncached_tokens"));
         let mut short = good();
         short[1].1 = "prompt_tokens".to_owned();
         assert!(check(&short).unwrap_err().to_string().contains("differ"));
@@ -294,42 +256,20 @@ mod tests {
         }
         let mut without = good();
         without.remove(2);
-        assert!(
-            check(&without)
-                .unwrap_err()
-                .to_string()
-                .contains(KEY_MODEL_ID)
-        );
+        assert!(check(&without).unwrap_err().to_string().contains(KEY_MODEL_ID));
     }
 
     #[test]
     fn outputs_must_cover_both_targets_once_and_in_one_unit() {
-        assert_eq!(
-            outputs(["ttft_ratio_p50", "tpot_ms_p90"].into_iter())
-                .unwrap()
-                .len(),
-            2
-        );
+        assert_eq!(outputs(["ttft_ratio_p50", "tpot_ms_p90"].into_iter()).unwrap().len(), 2);
         for (names, word) in [
             (vec!["ttft_ratio_p50"], "TPOT"),
             (vec!["tpot_ratio_p50"], "TTFT"),
-            (
-                vec!["ttft_ratio_p50", "ttft_ratio_p50", "tpot_ms_p50"],
-                "twice",
-            ),
-            (
-                vec!["ttft_ratio_p50", "ttft_ms_p90", "tpot_ms_p50"],
-                "two units",
-            ),
+            (vec!["ttft_ratio_p50", "ttft_ratio_p50", "tpot_ms_p50"], "twice"),
+            (vec!["ttft_ratio_p50", "ttft_ms_p90", "tpot_ms_p50"], "two units"),
             (vec!["latency"], "latency"),
         ] {
-            assert!(
-                outputs(names.into_iter())
-                    .unwrap_err()
-                    .to_string()
-                    .contains(word),
-                "{word}"
-            );
+            assert!(outputs(names.into_iter()).unwrap_err().to_string().contains(word), "{word}");
         }
     }
 }

@@ -120,12 +120,7 @@ impl Ensemble {
     /// An empty ensemble over rows of `width` columns.
     #[must_use]
     pub fn new(width: usize) -> Self {
-        Self {
-            width,
-            nodes: Vec::new(),
-            ends: Vec::new(),
-            depths: Vec::new(),
-        }
+        Self { width, nodes: Vec::new(), ends: Vec::new(), depths: Vec::new() }
     }
 
     /// Columns of the rows that it reads.
@@ -155,14 +150,11 @@ impl Ensemble {
     /// The trees in order, each with its depth; every child's index is above its parent's.
     pub fn trees(&self) -> impl Iterator<Item = (&[Node], u32)> {
         let mut start = 0;
-        self.ends
-            .iter()
-            .zip(&self.depths)
-            .map(move |(&end, &depth)| {
-                let tree = self.nodes.get(start..end).unwrap_or(&[]);
-                start = end;
-                (tree, depth)
-            })
+        self.ends.iter().zip(&self.depths).map(move |(&end, &depth)| {
+            let tree = self.nodes.get(start..end).unwrap_or(&[]);
+            start = end;
+            (tree, depth)
+        })
     }
 
     /// Adds a tree of one leaf: how a base score is written, so that it is the first term of the sum.
@@ -226,20 +218,9 @@ fn renumber(given: &[Node], tree: usize, width: usize) -> Result<(Vec<Node>, u32
                     return Err(EnsembleError::LeafNotFinite { tree, node: index });
                 }
             }
-            Node::Branch {
-                feature,
-                threshold,
-                yes,
-                no,
-                ..
-            } => {
+            Node::Branch { feature, threshold, yes, no, .. } => {
                 if usize::try_from(feature).map_or(true, |feature| feature >= width) {
-                    return Err(EnsembleError::FeatureOutOfRange {
-                        tree,
-                        node: index,
-                        feature,
-                        width,
-                    });
+                    return Err(EnsembleError::FeatureOutOfRange { tree, node: index, feature, width });
                 }
                 if threshold.is_nan() {
                     return Err(EnsembleError::NanThreshold { tree, node: index });
@@ -251,18 +232,11 @@ fn renumber(given: &[Node], tree: usize, width: usize) -> Result<(Vec<Node>, u32
                             to_visit.push((
                                 next,
                                 depth.saturating_add(1),
-                                Some(Link {
-                                    parent: new_index,
-                                    is_yes,
-                                }),
+                                Some(Link { parent: new_index, is_yes }),
                             ));
                         }
                         _ => {
-                            return Err(EnsembleError::ChildOutOfRange {
-                                tree,
-                                node: index,
-                                child,
-                            });
+                            return Err(EnsembleError::ChildOutOfRange { tree, node: index, child });
                         }
                     }
                 }
@@ -281,13 +255,7 @@ mod tests {
     use super::*;
 
     fn branch(feature: u32, threshold: f32, yes: u32, no: u32) -> Node {
-        Node::Branch {
-            feature,
-            threshold,
-            yes,
-            no,
-            missing_yes: false,
-        }
+        Node::Branch { feature, threshold, yes, no, missing_yes: false }
     }
 
     fn leaf(value: f32) -> Node {
@@ -298,82 +266,36 @@ mod tests {
     fn a_tree_in_any_node_order_is_stored_in_pre_order() {
         let mut ensemble = Ensemble::new(2);
         ensemble
-            .push(&[
-                branch(1, 0.5, 3, 1),
-                leaf(2.0),
-                leaf(4.0),
-                branch(0, 1.0, 4, 2),
-                leaf(3.0),
-            ])
+            .push(&[branch(1, 0.5, 3, 1), leaf(2.0), leaf(4.0), branch(0, 1.0, 4, 2), leaf(3.0)])
             .unwrap();
         let (tree, depth) = ensemble.trees().next().unwrap();
         assert_eq!(depth, 2);
-        assert_eq!(
-            tree,
-            [
-                branch(1, 0.5, 1, 4),
-                branch(0, 1.0, 2, 3),
-                leaf(3.0),
-                leaf(4.0),
-                leaf(2.0)
-            ]
-        );
+        assert_eq!(tree, [branch(1, 0.5, 1, 4), branch(0, 1.0, 2, 3), leaf(3.0), leaf(4.0), leaf(2.0)]);
     }
 
     #[test]
     fn a_cycle_is_refused() {
         let mut ensemble = Ensemble::new(1);
-        let error = ensemble
-            .push(&[branch(0, 1.0, 1, 2), branch(0, 2.0, 0, 2), leaf(1.0)])
-            .unwrap_err();
-        assert!(
-            matches!(error, EnsembleError::ReachedTwice { .. }),
-            "{error}"
-        );
+        let error = ensemble.push(&[branch(0, 1.0, 1, 2), branch(0, 2.0, 0, 2), leaf(1.0)]).unwrap_err();
+        assert!(matches!(error, EnsembleError::ReachedTwice { .. }), "{error}");
         assert_eq!(ensemble, Ensemble::new(1));
     }
 
     #[test]
     fn a_shared_child_is_refused() {
-        let error = Ensemble::new(1)
-            .push(&[branch(0, 1.0, 1, 1), leaf(1.0)])
-            .unwrap_err();
+        let error = Ensemble::new(1).push(&[branch(0, 1.0, 1, 1), leaf(1.0)]).unwrap_err();
         assert_eq!(error, EnsembleError::ReachedTwice { tree: 0, node: 1 });
     }
 
     #[test]
     fn what_is_out_of_range_is_refused_by_name() {
         let mut ensemble = Ensemble::new(1);
-        assert_eq!(
-            ensemble.push(&[]).unwrap_err(),
-            EnsembleError::Empty { tree: 0 }
-        );
-        let error = ensemble
-            .push(&[branch(0, 1.0, 1, 7), leaf(1.0)])
-            .unwrap_err();
-        assert_eq!(
-            error,
-            EnsembleError::ChildOutOfRange {
-                tree: 0,
-                node: 0,
-                child: 7
-            }
-        );
-        let error = ensemble
-            .push(&[branch(1, 1.0, 1, 2), leaf(1.0), leaf(1.0)])
-            .unwrap_err();
-        assert_eq!(
-            error,
-            EnsembleError::FeatureOutOfRange {
-                tree: 0,
-                node: 0,
-                feature: 1,
-                width: 1
-            }
-        );
-        let error = ensemble
-            .push(&[branch(0, f32::NAN, 1, 2), leaf(1.0), leaf(1.0)])
-            .unwrap_err();
+        assert_eq!(ensemble.push(&[]).unwrap_err(), EnsembleError::Empty { tree: 0 });
+        let error = ensemble.push(&[branch(0, 1.0, 1, 7), leaf(1.0)]).unwrap_err();
+        assert_eq!(error, EnsembleError::ChildOutOfRange { tree: 0, node: 0, child: 7 });
+        let error = ensemble.push(&[branch(1, 1.0, 1, 2), leaf(1.0), leaf(1.0)]).unwrap_err();
+        assert_eq!(error, EnsembleError::FeatureOutOfRange { tree: 0, node: 0, feature: 1, width: 1 });
+        let error = ensemble.push(&[branch(0, f32::NAN, 1, 2), leaf(1.0), leaf(1.0)]).unwrap_err();
         assert_eq!(error, EnsembleError::NanThreshold { tree: 0, node: 0 });
         let error = ensemble.push(&[leaf(f32::INFINITY)]).unwrap_err();
         assert_eq!(error, EnsembleError::LeafNotFinite { tree: 0, node: 0 });

@@ -66,10 +66,7 @@ struct Cell {
 }
 
 /// What a padded inner node compares: any result leads to the same leaf.
-const PADDING: Cell = Cell {
-    threshold: 0.0,
-    slot: 0,
-};
+const PADDING: Cell = Cell { threshold: 0.0, slot: 0 };
 
 /// An ensemble in the layout above.
 #[derive(Debug, Clone)]
@@ -112,13 +109,7 @@ impl Flat {
             let mut next = Vec::with_capacity(level.len() * 2);
             for (place, &index) in (1usize << step..).zip(&level) {
                 match *tree.get(usize::try_from(index).ok()?)? {
-                    Node::Branch {
-                        feature,
-                        threshold,
-                        yes,
-                        no,
-                        missing_yes,
-                    } => {
+                    Node::Branch { feature, threshold, yes, no, missing_yes } => {
                         if threshold == f32::NEG_INFINITY {
                             return None;
                         }
@@ -188,10 +179,7 @@ fn add_tree<'a, const N: usize, const L: usize>(
         for (lane, at) in at.iter_mut().enumerate() {
             let cell = cells.get(*at & (N - 1)).unwrap_or(&PADDING);
             let column = block.values.get(cell.slot as usize & (SLOTS - 1));
-            let value = column
-                .and_then(|column| column.get(lane))
-                .copied()
-                .unwrap_or(0.0);
+            let value = column.and_then(|column| column.get(lane)).copied().unwrap_or(0.0);
             // No value is NaN here: "not below" is one compare.
             *at = 2 * *at + usize::from(value >= cell.threshold);
         }
@@ -249,22 +237,13 @@ mod tests {
     fn tree(splits: &[Split], values: &[f32]) -> Vec<Node> {
         let mut nodes = vec![Node::Leaf { value: values[0] }];
         for &(at, feature, threshold, missing_yes) in splits {
-            let leaves: Vec<usize> = (0..nodes.len())
-                .filter(|&index| matches!(nodes[index], Node::Leaf { .. }))
-                .collect();
+            let leaves: Vec<usize> =
+                (0..nodes.len()).filter(|&index| matches!(nodes[index], Node::Leaf { .. })).collect();
             let chosen = leaves[usize::from(at) % leaves.len()];
             let yes = nodes.len() as u32;
-            nodes[chosen] = Node::Branch {
-                feature,
-                threshold,
-                yes,
-                no: yes + 1,
-                missing_yes,
-            };
+            nodes[chosen] = Node::Branch { feature, threshold, yes, no: yes + 1, missing_yes };
             for child in 0..2 {
-                nodes.push(Node::Leaf {
-                    value: values[(yes as usize + child) % values.len()],
-                });
+                nodes.push(Node::Leaf { value: values[(yes as usize + child) % values.len()] });
             }
         }
         nodes
@@ -289,13 +268,7 @@ mod tests {
     fn trees() -> impl Strategy<Value = Vec<(Vec<Split>, Vec<f32>)>> {
         let split = (any::<u16>(), 0..COUNT as u32, threshold(), any::<bool>());
         let leaf = -100.0f32..100.0;
-        prop::collection::vec(
-            (
-                prop::collection::vec(split, 0..40),
-                prop::collection::vec(leaf, 1..9),
-            ),
-            1..12,
-        )
+        prop::collection::vec((prop::collection::vec(split, 0..40), prop::collection::vec(leaf, 1..9)), 1..12)
     }
 
     proptest! {
@@ -336,9 +309,7 @@ mod tests {
                 no: 2 * level + 2,
                 missing_yes: true,
             });
-            nodes.push(Node::Leaf {
-                value: level as f32,
-            });
+            nodes.push(Node::Leaf { value: level as f32 });
         }
         nodes.push(Node::Leaf { value: 99.0 });
         let mut ensemble = Ensemble::new(COUNT);
@@ -347,25 +318,15 @@ mod tests {
         assert!(matches!(forest, Forest::Plain(_)));
         let mut row = [0.0; COUNT];
         row[0] = 12.5;
-        assert_eq!(
-            forest.eval(&Block::<1>::load([row.as_slice()]), [row.as_slice()]),
-            [13.0]
-        );
+        assert_eq!(forest.eval(&Block::<1>::load([row.as_slice()]), [row.as_slice()]), [13.0]);
     }
 
     #[test]
     fn a_threshold_of_minus_infinity_is_left_to_the_scalar_walk() {
         let mut ensemble = Ensemble::new(1);
-        let root = Node::Branch {
-            feature: 0,
-            threshold: f32::NEG_INFINITY,
-            yes: 1,
-            no: 2,
-            missing_yes: true,
-        };
-        ensemble
-            .push(&[root, Node::Leaf { value: 1.0 }, Node::Leaf { value: 2.0 }])
-            .unwrap();
+        let root =
+            Node::Branch { feature: 0, threshold: f32::NEG_INFINITY, yes: 1, no: 2, missing_yes: true };
+        ensemble.push(&[root, Node::Leaf { value: 1.0 }, Node::Leaf { value: 2.0 }]).unwrap();
         let forest = Forest::new(ensemble);
         let unknown: &[f32] = &[f32::NAN];
         assert_eq!(forest.eval(&Block::<1>::load([unknown]), [unknown]), [1.0]);

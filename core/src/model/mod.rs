@@ -36,10 +36,7 @@ impl ModelCard {
     /// Value of a property.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.properties
-            .iter()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| value.as_str())
+        self.properties.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 }
 
@@ -58,12 +55,31 @@ pub struct Prediction {
 
 impl Prediction {
     /// A prediction that knows nothing.
-    pub const UNKNOWN: Self = Self {
-        ttft_ms_p50: f32::NAN,
-        ttft_ms_p90: f32::NAN,
-        tpot_ms_p50: f32::NAN,
-        tpot_ms_p90: f32::NAN,
-    };
+    pub const UNKNOWN: Self =
+        Self { ttft_ms_p50: f32::NAN, ttft_ms_p90: f32::NAN, tpot_ms_p50: f32::NAN, tpot_ms_p90: f32::NAN };
+
+    /// The value of an output, whatever its unit.
+    #[must_use]
+    pub fn get(mut self, output: Output) -> f32 {
+        *self.slot(output.target, output.quantile)
+    }
+
+    /// Sets the value of an output, whatever its unit.
+    pub fn set(&mut self, output: Output, value: f32) {
+        *self.slot(output.target, output.quantile) = value;
+    }
+
+    /// Sorts the quantiles of each target: trees fitted per quantile can cross. XGBoost's own prediction
+    /// sorts them too.
+    pub fn sort(&mut self) {
+        for (low, high) in
+            [(&mut self.ttft_ms_p50, &mut self.ttft_ms_p90), (&mut self.tpot_ms_p50, &mut self.tpot_ms_p90)]
+        {
+            if *low > *high {
+                std::mem::swap(low, high);
+            }
+        }
+    }
 
     fn slot(&mut self, target: Target, quantile: Quantile) -> &mut f32 {
         match (target, quantile) {
@@ -132,15 +148,9 @@ impl Model {
     /// As for [`Self::from_onnx`].
     pub fn from_onnx_lean(bytes: &[u8]) -> Result<Self, ModelError> {
         let (card, ensembles) = onnx::read(bytes)?;
-        let (outputs, forests) = ensembles
-            .into_iter()
-            .map(|(output, trees)| (output, Forest::new(trees)))
-            .unzip();
-        Ok(Self {
-            card,
-            outputs,
-            program: Program::Trees(forests),
-        })
+        let (outputs, forests) =
+            ensembles.into_iter().map(|(output, trees)| (output, Forest::new(trees))).unzip();
+        Ok(Self { card, outputs, program: Program::Trees(forests) })
     }
 
     /// Reads an ONNX file through tract, whatever its nodes.
@@ -150,11 +160,7 @@ impl Model {
     #[cfg(feature = "tract")]
     pub fn from_onnx_tract(bytes: &[u8]) -> Result<Self, ModelError> {
         let (card, outputs, graph) = tract::Graph::read(bytes)?;
-        Ok(Self {
-            card,
-            outputs,
-            program: Program::Graph(graph),
-        })
+        Ok(Self { card, outputs, program: Program::Graph(graph) })
     }
 
     /// Reads the form that travels in the configuration: base64 of raw-deflated ONNX.
@@ -218,17 +224,14 @@ impl Model {
             Program::Graph(graph) => graph.evaluate(&self.outputs, rows, out),
         }
         for prediction in out {
-            sort(&mut prediction.ttft_ms_p50, &mut prediction.ttft_ms_p90);
-            sort(&mut prediction.tpot_ms_p50, &mut prediction.tpot_ms_p90);
+            prediction.sort();
         }
     }
 
     fn evaluate_trees(&self, forests: &[Forest], rows: &[Row], out: &mut [Prediction]) {
         let whole = rows.len() / LANES * LANES;
         let (rows, tail) = rows.split_at_checked(whole).unwrap_or((rows, &[]));
-        let (out, tail_out) = out
-            .split_at_mut_checked(whole)
-            .unwrap_or((&mut [], &mut []));
+        let (out, tail_out) = out.split_at_mut_checked(whole).unwrap_or((&mut [], &mut []));
         for (rows, out) in rows.chunks_exact(LANES).zip(out.chunks_exact_mut(LANES)) {
             self.evaluate_block::<LANES>(forests, rows, out);
         }
@@ -241,12 +244,7 @@ impl Model {
     }
 
     /// Up to `L` rows; lanes without a row are evaluated and dropped.
-    fn evaluate_block<const L: usize>(
-        &self,
-        forests: &[Forest],
-        rows: &[Row],
-        out: &mut [Prediction],
-    ) {
+    fn evaluate_block<const L: usize>(&self, forests: &[Forest], rows: &[Row], out: &mut [Prediction]) {
         let slices = rows.iter().map(|row| row.0.as_slice());
         let block = Block::<L>::load(slices.clone());
         for (output, forest) in self.outputs.iter().zip(forests) {
@@ -255,13 +253,6 @@ impl Model {
                 *prediction.slot(output.target, output.quantile) = sum;
             }
         }
-    }
-}
-
-/// Trees fitted per quantile can cross; XGBoost's own prediction sorts them, and so do we.
-fn sort(low: &mut f32, high: &mut f32) {
-    if *low > *high {
-        std::mem::swap(low, high);
     }
 }
 

@@ -28,24 +28,17 @@ pub fn pack(onnx: &[u8]) -> String {
 /// [`MAX_FILE_BYTES`].
 pub fn unpack(packed: &str) -> Result<Vec<u8>, ModelError> {
     if packed.len() > MAX_PACKED_BYTES {
-        return Err(ModelError::Size {
-            what: "packed model",
-            bytes: packed.len(),
-            limit: MAX_PACKED_BYTES,
-        });
+        return Err(ModelError::Size { what: "packed model", bytes: packed.len(), limit: MAX_PACKED_BYTES });
     }
-    let deflated = STANDARD
-        .decode(packed)
-        .map_err(|error| ModelError::Packed(format!("not base64: {error}")))?;
-    miniz_oxide::inflate::decompress_to_vec_with_limit(&deflated, MAX_FILE_BYTES).map_err(|error| {
-        match error.status {
-            TINFLStatus::HasMoreOutput => ModelError::Size {
-                what: "inflated ONNX file",
-                bytes: error.output.len(),
-                limit: MAX_FILE_BYTES,
-            },
-            status => ModelError::Packed(format!("not raw deflate: {status:?}")),
+    let deflated =
+        STANDARD.decode(packed).map_err(|error| ModelError::Packed(format!("not base64: {error}")))?;
+    miniz_oxide::inflate::decompress_to_vec_with_limit(&deflated, MAX_FILE_BYTES).map_err(|error| match error
+        .status
+    {
+        TINFLStatus::HasMoreOutput => {
+            ModelError::Size { what: "inflated ONNX file", bytes: error.output.len(), limit: MAX_FILE_BYTES }
         }
+        status => ModelError::Packed(format!("not raw deflate: {status:?}")),
     })
 }
 
@@ -70,26 +63,14 @@ mod tests {
     fn a_bomb_stops_at_the_bound() {
         let packed = pack(&vec![0; MAX_FILE_BYTES + 1]);
         assert!(packed.len() < 100_000);
-        assert!(matches!(
-            unpack(&packed),
-            Err(ModelError::Size {
-                what: "inflated ONNX file",
-                ..
-            })
-        ));
-        assert_eq!(
-            unpack(&pack(&vec![0; MAX_FILE_BYTES])).unwrap().len(),
-            MAX_FILE_BYTES
-        );
+        assert!(matches!(unpack(&packed), Err(ModelError::Size { what: "inflated ONNX file", .. })));
+        assert_eq!(unpack(&pack(&vec![0; MAX_FILE_BYTES])).unwrap().len(), MAX_FILE_BYTES);
     }
 
     #[test]
     fn a_truncated_text_is_refused() {
         let packed = pack(&[7; 4000]);
-        assert!(matches!(
-            unpack(&packed[..packed.len() / 8 * 4]),
-            Err(ModelError::Packed(_))
-        ));
+        assert!(matches!(unpack(&packed[..packed.len() / 8 * 4]), Err(ModelError::Packed(_))));
         assert!(matches!(unpack("%%%%"), Err(ModelError::Packed(_))));
     }
 }

@@ -9,9 +9,7 @@ use super::ensemble::{Ensemble, Node};
 #[must_use]
 pub fn eval(ensemble: &Ensemble, row: &[f32]) -> f32 {
     // -0.0 is the neutral element of float addition: the first tree's value stays as it is, sign and all.
-    ensemble
-        .trees()
-        .fold(-0.0, |sum, (tree, _)| sum + walk(tree, row))
+    ensemble.trees().fold(-0.0, |sum, (tree, _)| sum + walk(tree, row))
 }
 
 fn walk(tree: &[Node], row: &[f32]) -> f32 {
@@ -19,23 +17,10 @@ fn walk(tree: &[Node], row: &[f32]) -> f32 {
     // A child's index is above its parent's, so this ends within `tree.len()` steps.
     loop {
         match usize::try_from(at).ok().and_then(|at| tree.get(at)) {
-            Some(&Node::Branch {
-                feature,
-                threshold,
-                yes,
-                no,
-                missing_yes,
-            }) => {
-                let value = usize::try_from(feature)
-                    .ok()
-                    .and_then(|feature| row.get(feature))
-                    .copied();
+            Some(&Node::Branch { feature, threshold, yes, no, missing_yes }) => {
+                let value = usize::try_from(feature).ok().and_then(|feature| row.get(feature)).copied();
                 let value = value.unwrap_or(f32::NAN);
-                let below = if value.is_nan() {
-                    missing_yes
-                } else {
-                    value < threshold
-                };
+                let below = if value.is_nan() { missing_yes } else { value < threshold };
                 at = if below { yes } else { no };
             }
             Some(&Node::Leaf { value }) => return value,
@@ -53,16 +38,8 @@ mod tests {
         let mut ensemble = Ensemble::new(2);
         ensemble.push_constant(10.0).unwrap();
         for missing_yes in [true, false] {
-            let root = Node::Branch {
-                feature: 1,
-                threshold: 0.5,
-                yes: 1,
-                no: 2,
-                missing_yes,
-            };
-            ensemble
-                .push(&[root, Node::Leaf { value: 1.0 }, Node::Leaf { value: 3.0 }])
-                .unwrap();
+            let root = Node::Branch { feature: 1, threshold: 0.5, yes: 1, no: 2, missing_yes };
+            ensemble.push(&[root, Node::Leaf { value: 1.0 }, Node::Leaf { value: 3.0 }]).unwrap();
         }
         assert_eq!(eval(&ensemble, &[0.0, 0.4]), 12.0);
         assert_eq!(eval(&ensemble, &[0.0, 0.5]), 16.0);

@@ -48,9 +48,7 @@ impl Random {
                         missing_yes: self.next().is_multiple_of(2),
                     }
                 } else {
-                    Node::Leaf {
-                        value: self.unit() - 0.5,
-                    }
+                    Node::Leaf { value: self.unit() - 0.5 }
                 }
             })
             .collect()
@@ -82,14 +80,9 @@ pub(crate) fn metadata() -> Vec<(String, String)> {
 /// The four ratio outputs, each with its own random trees.
 pub(crate) fn model(seed: u64, trees: usize, depth: u32) -> Vec<u8> {
     let mut random = Random(seed);
-    let ensembles: Vec<(Output, Ensemble)> = Output::ALL
-        .into_iter()
-        .take(4)
-        .map(|output| (output, random.ensemble(trees, depth)))
-        .collect();
-    let outputs: Vec<(Output, &Ensemble)> = ensembles
-        .iter()
-        .map(|(output, trees)| (*output, trees))
-        .collect();
+    let ensembles: Vec<(Output, Ensemble)> =
+        Output::ALL.into_iter().take(4).map(|output| (output, random.ensemble(trees, depth))).collect();
+    let outputs: Vec<(Output, &Ensemble)> =
+        ensembles.iter().map(|(output, trees)| (*output, trees)).collect();
     write::write(&metadata(), &outputs)
 }

@@ -11,14 +11,9 @@ fn constant(value: f32) -> Ensemble {
 }
 
 fn constants(outputs: &[(&str, f32)]) -> Vec<u8> {
-    let ensembles: Vec<_> = outputs
-        .iter()
-        .map(|(name, value)| (*name, constant(*value)))
-        .collect();
-    let outputs: Vec<_> = ensembles
-        .iter()
-        .map(|(name, trees)| (Output::from_name(name).unwrap(), trees))
-        .collect();
+    let ensembles: Vec<_> = outputs.iter().map(|(name, value)| (*name, constant(*value))).collect();
+    let outputs: Vec<_> =
+        ensembles.iter().map(|(name, trees)| (Output::from_name(name).unwrap(), trees)).collect();
     write::write(&metadata(), &outputs)
 }
 
@@ -40,28 +35,14 @@ fn ratios_are_multiplied_by_the_prior_of_the_row_and_milliseconds_are_not() {
         ("tpot_ms_p50", 7.0),
         ("tpot_ms_p90", 8.0),
     ]);
-    let expected = Prediction {
-        ttft_ms_p50: 300.0,
-        ttft_ms_p90: 400.0,
-        tpot_ms_p50: 7.0,
-        tpot_ms_p90: 8.0,
-    };
+    let expected = Prediction { ttft_ms_p50: 300.0, ttft_ms_p90: 400.0, tpot_ms_p50: 7.0, tpot_ms_p90: 8.0 };
     assert_eq!(predict(&bytes, row), expected);
 }
 
 #[test]
 fn crossed_quantiles_are_sorted_and_a_lone_quantile_stands_for_both() {
-    let bytes = constants(&[
-        ("ttft_ms_p50", 9.0),
-        ("ttft_ms_p90", 5.0),
-        ("tpot_ms_p90", 3.0),
-    ]);
-    let expected = Prediction {
-        ttft_ms_p50: 5.0,
-        ttft_ms_p90: 9.0,
-        tpot_ms_p50: 3.0,
-        tpot_ms_p90: 3.0,
-    };
+    let bytes = constants(&[("ttft_ms_p50", 9.0), ("ttft_ms_p90", 5.0), ("tpot_ms_p90", 3.0)]);
+    let expected = Prediction { ttft_ms_p50: 5.0, ttft_ms_p90: 9.0, tpot_ms_p50: 3.0, tpot_ms_p90: 3.0 };
     assert_eq!(predict(&bytes, Row::default()), expected);
 }
 
@@ -94,10 +75,7 @@ fn a_packed_model_is_the_model() {
     let bytes = model(2, 10, 4);
     let model = Model::from_packed(&packed::pack(&bytes)).unwrap();
     assert_eq!(model.card().model_id, "test-1");
-    assert_eq!(
-        model.card().get(contract::KEY_SCHEMA),
-        Some(crate::features::SCHEMA_ID)
-    );
+    assert_eq!(model.card().get(contract::KEY_SCHEMA), Some(crate::features::SCHEMA_ID));
     let error = Model::from_packed("AAAA").unwrap_err();
     assert!(error.to_string().starts_with("model refused"), "{error}");
 }
@@ -127,11 +105,7 @@ mod tract_tests {
             let mut random = Random(seed);
             let rows: Vec<Row> = (0..41).map(|_| random.row()).collect();
             for n in [0, 1, 3, 8, 9, 41] {
-                assert_eq!(
-                    bits(&lean, &rows[..n]),
-                    bits(&graph, &rows[..n]),
-                    "{n} rows"
-                );
+                assert_eq!(bits(&lean, &rows[..n]), bits(&graph, &rows[..n]), "{n} rows");
             }
         }
     }
@@ -139,8 +113,7 @@ mod tract_tests {
     #[test]
     fn a_graph_with_nodes_around_the_trees_runs_in_tract_only() {
         let mut proto =
-            ModelProto::decode(constants(&[("ttft_ms_p50", 0.5), ("tpot_ms_p50", 3.0)]).as_slice())
-                .unwrap();
+            ModelProto::decode(constants(&[("ttft_ms_p50", 0.5), ("tpot_ms_p50", 3.0)]).as_slice()).unwrap();
         let graph = proto.graph.as_mut().unwrap();
         graph.node[0].output[0] = "log_ttft".to_owned();
         graph.node.push(NodeProto {
@@ -151,37 +124,22 @@ mod tract_tests {
             ..NodeProto::default()
         });
         let bytes = proto.encode_to_vec();
-        assert!(
-            Model::from_onnx_lean(&bytes)
-                .unwrap_err()
-                .to_string()
-                .contains("Exp")
-        );
+        assert!(Model::from_onnx_lean(&bytes).unwrap_err().to_string().contains("Exp"));
         let prediction = predict(&bytes, Row::default());
-        assert!(
-            (prediction.ttft_ms_p50 - 0.5f32.exp()).abs() < 1e-6,
-            "{prediction:?}"
-        );
+        assert!((prediction.ttft_ms_p50 - 0.5f32.exp()).abs() < 1e-6, "{prediction:?}");
         assert_eq!(prediction.tpot_ms_p50, 3.0);
     }
 
     #[test]
     fn what_the_operator_cannot_evaluate_is_refused_with_its_name() {
         let mut proto =
-            ModelProto::decode(constants(&[("ttft_ms_p50", 0.5), ("tpot_ms_p50", 3.0)]).as_slice())
-                .unwrap();
+            ModelProto::decode(constants(&[("ttft_ms_p50", 0.5), ("tpot_ms_p50", 3.0)]).as_slice()).unwrap();
         let node = &mut proto.graph.as_mut().unwrap().node[0];
-        node.attribute
-            .retain(|attribute| attribute.name != "aggregate_function");
-        let minimum = Attribute {
-            name: "aggregate_function".to_owned(),
-            s: b"MIN".to_vec(),
-            ..Attribute::default()
-        };
+        node.attribute.retain(|attribute| attribute.name != "aggregate_function");
+        let minimum =
+            Attribute { name: "aggregate_function".to_owned(), s: b"MIN".to_vec(), ..Attribute::default() };
         node.attribute.push(minimum);
-        let error = Model::from_onnx_tract(&proto.encode_to_vec())
-            .unwrap_err()
-            .to_string();
+        let error = Model::from_onnx_tract(&proto.encode_to_vec()).unwrap_err().to_string();
         assert!(error.contains("MIN") && error.contains("SUM"), "{error}");
     }
 
@@ -190,9 +148,7 @@ mod tract_tests {
         let good = constants(&[("ttft_ms_p50", 0.5), ("tpot_ms_p50", 3.0)]);
         let mut proto = ModelProto::decode(good.as_slice()).unwrap();
         proto.graph.as_mut().unwrap().node[0].op_type = "Oracle".to_owned();
-        let error = Model::from_onnx_tract(&proto.encode_to_vec())
-            .unwrap_err()
-            .to_string();
+        let error = Model::from_onnx_tract(&proto.encode_to_vec()).unwrap_err().to_string();
         assert!(error.contains("Oracle"), "{error}");
         let mut proto = ModelProto::decode(good.as_slice()).unwrap();
         let graph = proto.graph.as_mut().unwrap();
@@ -200,12 +156,7 @@ mod tract_tests {
         for node in &mut graph.node {
             node.input[0] = "x".to_owned();
         }
-        let error = Model::from_onnx_tract(&proto.encode_to_vec())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("`x`") && error.contains("features"),
-            "{error}"
-        );
+        let error = Model::from_onnx_tract(&proto.encode_to_vec()).unwrap_err().to_string();
+        assert!(error.contains("`x`") && error.contains("features"), "{error}");
     }
 }

@@ -1,0 +1,373 @@
+//! Clean samples to a proven model: two XGBoost fits, an ONNX file, hold-out scores, the parity proof.
+//!
+//! The examples are cut by time, never at random: what counts is how a model does on requests later than
+//! those it learned from. The newest fifth is for scores, a tenth before it stops the fit early, the rest
+//! teaches. What is published is then fitted once more on everything with the rounds found, because the
+//! newest samples are the ones worth most; the scores are those of the first fit, which has not seen them.
+
+use std::ops::Range;
+
+use foretoken_core::features::{COUNT, Row};
+use foretoken_core::model::contract::{Target, Unit};
+use foretoken_core::model::{Model, ModelError};
+use rand::Rng;
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::dataset::{Example, Outcome, recency_weight};
+use crate::export::{self, ExportError, Facts, target_name};
+use crate::parity::{self, ParityError, ParityReport};
+use crate::score::{Score, score, score_prior};
+use crate::xgb::{Booster, Matrix, XgbError, Xgboost};
+
+/// Fewest examples of each target from which anything is fitted.
+pub const MIN_EXAMPLES: usize = 50;
+
+/// Most hold-out rows that the parity proof takes besides its edge rows: it walks them five times.
+const PARITY_ROWS: usize = 4096;
+
+/// How to fit.
+#[derive(Debug, Clone)]
+pub struct FitOptions {
+    /// Most rounds; each adds one tree per quantile.
+    pub max_rounds: u16,
+    /// The fit stops when the metric has not improved for as many rounds.
+    pub patience: u16,
+    /// Deepest tree. The kernel's flat layout goes to 10.
+    pub max_depth: u8,
+    /// Learning rate.
+    pub eta: f32,
+    /// Threads of XGBoost.
+    pub threads: u16,
+}
+
+impl Default for FitOptions {
+    fn default() -> Self {
+        Self { max_rounds: 150, patience: 12, max_depth: 6, eta: 0.12, threads: 1 }
+    }
+}
+
+/// Why nothing was fitted.
+#[derive(Debug, Error)]
+pub enum FitError {
+    /// Too few samples of a target.
+    #[error("{found} samples with a usable {target}, at least {MIN_EXAMPLES} are needed")]
+    TooFew {
+        /// Which target.
+        target: &'static str,
+        /// How many there are.
+        found: usize,
+    },
+    /// XGBoost.
+    #[error(transparent)]
+    Xgb(#[from] XgbError),
+    /// Writing the ONNX file.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The model was fitted but is not the same everywhere.
+    #[error("parity: {0}")]
+    Parity(#[from] ParityError),
+    /// The model was fitted but the readers refuse it.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The caller asked to stop.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// A fitted, proven model and how good it is.
+#[derive(Debug)]
+pub struct Fitted {
+    /// The ONNX file.
+    pub onnx: Vec<u8>,
+    /// Id in its metadata.
+    pub model_id: String,
+    /// Examples it learned from.
+    pub samples: usize,
+    /// Newest of them, ms since the Unix epoch.
+    pub trained_through_ms: u64,
+    /// Its scores.
+    pub scores: Scores,
+    /// Rounds per target.
+    pub rounds: Rounds,
+    /// What the proof compared.
+    pub parity: ParityReport,
+    /// The first fit, which has not seen the hold-out: what the gate judges.
+    pub judged: Model,
+    /// Where the hold-out is in the examples.
+    pub holdout: Range<usize>,
+}
+
+/// Scores on the hold-out.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Scores {
+    /// Of the fit.
+    pub model: Score,
+    /// Of the analytic prior.
+    pub prior: Score,
+}
+
+/// Rounds that were kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Rounds {
+    /// TTFT booster.
+    pub ttft: u16,
+    /// TPOT booster.
+    pub tpot: u16,
+}
+
+/// Told after every round; `false` stops the fit.
+pub type Progress<'a> = dyn FnMut() -> bool + 'a;
+
+/// Rounds that a whole fit runs at most, for a progress bar.
+#[must_use]
+pub fn max_total_rounds(options: &FitOptions) -> u64 {
+    4 * u64::from(options.max_rounds)
+}
+
+/// Fits both targets on examples in order of time.
+///
+/// # Errors
+/// [`FitError`] says what is missing or differs.
+pub fn fit(
+    xgboost: &Xgboost,
+    examples: &[Example],
+    options: &FitOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Fitted, FitError> {
+    for (target, of) in TARGETS {
+        let found = examples.iter().filter(|example| of(example).is_some()).count();
+        if found < MIN_EXAMPLES {
+            return Err(FitError::TooFew { target: target_name(target), found });
+        }
+    }
+    let holdout = examples.len() - examples.len() / 5..examples.len();
+    let stopping = holdout.start - examples.len() / 10..holdout.start;
+    let early = |of: Of, progress: &mut Progress<'_>| {
+        let teaching = Matrix::of(xgboost, examples.get(..stopping.start).unwrap_or(&[]), of)?;
+        let stopping = Matrix::of(xgboost, examples.get(stopping.clone()).unwrap_or(&[]), of)?;
+        fit_early(xgboost, &teaching, &stopping, options, progress)
+    };
+    let (early_ttft, ttft) = early(TARGETS[0].1, progress)?;
+    let (early_tpot, tpot) = early(TARGETS[1].1, progress)?;
+    let rounds = Rounds { ttft, tpot };
+
+    let window =
+        (examples.first().map_or(0, |first| first.at_ms), examples.last().map_or(0, |last| last.at_ms));
+    let created_ms = export::now_ms();
+    let mut facts = Facts {
+        model_id: format!("{created_ms:x}-{:04x}", rand::rng().random::<u16>()),
+        created_ms,
+        samples: examples.len(),
+        window_ms: window.1.saturating_sub(window.0),
+        scores: serde_json::Value::Null,
+    };
+    let judged_parts = [(Target::Ttft, Unit::Ratio, &early_ttft), (Target::Tpot, Unit::Ratio, &early_tpot)];
+    let judged = Model::from_onnx_lean(&export::export(&facts, &judged_parts)?.0)?;
+    let held_out = examples.get(holdout.clone()).unwrap_or(&[]);
+    let scores = Scores { model: score_model(&judged, held_out), prior: score_prior(held_out) };
+    facts.scores = serde_json::to_value(scores).unwrap_or_default();
+
+    let refit = |of: Of, rounds: u16, progress: &mut Progress<'_>| {
+        fit_rounds(xgboost, &Matrix::of(xgboost, examples, of)?, rounds, options, progress)
+    };
+    let final_ttft = refit(TARGETS[0].1, rounds.ttft, progress)?;
+    let final_tpot = refit(TARGETS[1].1, rounds.tpot, progress)?;
+    let boosters = [(Target::Ttft, Unit::Ratio, &final_ttft), (Target::Tpot, Unit::Ratio, &final_tpot)];
+    let (onnx, parts) = export::export(&facts, &boosters)?;
+    let newest = examples.iter().rev().take(PARITY_ROWS).map(|example| example.row).collect::<Vec<Row>>();
+    let parity = parity::prove(&onnx, &parts, &newest)?;
+    Ok(Fitted {
+        onnx,
+        model_id: facts.model_id,
+        samples: examples.len(),
+        trained_through_ms: window.1,
+        scores,
+        rounds,
+        parity,
+        judged,
+        holdout,
+    })
+}
+
+/// Scores a model on examples.
+#[must_use]
+pub fn score_model(model: &Model, examples: &[Example]) -> Score {
+    let rows: Vec<Row> = examples.iter().map(|example| example.row).collect();
+    let mut predictions = Vec::new();
+    model.predict(&rows, &mut predictions);
+    score(examples, &predictions)
+}
+
+type Of = fn(&Example) -> Option<Outcome>;
+
+const TARGETS: [(Target, Of); 2] =
+    [(Target::Ttft, |example| example.ttft), (Target::Tpot, |example| example.tpot)];
+
+impl Matrix {
+    /// The examples that have the target, weighted by recency and trust.
+    fn of(xgboost: &Xgboost, examples: &[Example], of: Of) -> Result<Self, XgbError> {
+        let (mut rows, mut labels, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, example) in examples.iter().enumerate() {
+            if let Some(outcome) = of(example) {
+                rows.extend_from_slice(&example.row.0);
+                labels.push(outcome.ratio());
+                weights.push(outcome.weight * recency_weight(index, examples.len()));
+            }
+        }
+        let matrix = xgboost.matrix(&rows, COUNT)?;
+        matrix.set_labels(&labels)?;
+        matrix.set_weights(&weights)?;
+        Ok(matrix)
+    }
+}
+
+fn booster(xgboost: &Xgboost, matrix: &Matrix, options: &FitOptions) -> Result<Booster, XgbError> {
+    let (threads, depth, eta) =
+        (options.threads.to_string(), options.max_depth.to_string(), options.eta.to_string());
+    let parameters = [
+        ("objective", "reg:quantileerror"),
+        ("quantile_alpha", "[0.5,0.9]"),
+        ("tree_method", "hist"),
+        // Rows of one kind of load are many; 64 bins lose nothing that noise leaves.
+        ("max_bin", "64"),
+        ("nthread", threads.as_str()),
+        ("max_depth", depth.as_str()),
+        ("eta", eta.as_str()),
+        ("subsample", "0.8"),
+        ("colsample_bytree", "0.8"),
+        ("min_child_weight", "4"),
+        // The same samples give the same model.
+        ("seed", "1"),
+    ];
+    xgboost.booster(matrix, parameters)
+}
+
+/// Fits until the stopping rows no longer improve, and keeps the best rounds.
+fn fit_early(
+    xgboost: &Xgboost,
+    teaching: &Matrix,
+    stopping: &Matrix,
+    options: &FitOptions,
+    progress: &mut Progress<'_>,
+) -> Result<(Booster, u16), FitError> {
+    let booster = booster(xgboost, teaching, options)?;
+    let (mut best, mut best_rounds) = (f64::INFINITY, 0);
+    for round in 0..options.max_rounds {
+        booster.update(round, teaching)?;
+        if !progress() {
+            return Err(FitError::Stopped);
+        }
+        let metric = booster.eval(round, stopping)?;
+        if metric < best {
+            (best, best_rounds) = (metric, round + 1);
+        } else if round + 1 >= best_rounds + options.patience {
+            break;
+        }
+    }
+    let rounds = best_rounds.max(1);
+    Ok((booster.first(rounds)?, rounds))
+}
+
+fn fit_rounds(
+    xgboost: &Xgboost,
+    matrix: &Matrix,
+    rounds: u16,
+    options: &FitOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Booster, FitError> {
+    let booster = booster(xgboost, matrix, options)?;
+    for round in 0..rounds {
+        booster.update(round, matrix)?;
+        if !progress() {
+            return Err(FitError::Stopped);
+        }
+    }
+    Ok(booster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::example;
+    use crate::{synthetic, xgb};
+    use foretoken_core::model::contract;
+
+    fn examples(seed: u64, count: usize) -> Vec<Example> {
+        synthetic::samples(seed, count).iter().filter_map(example).collect()
+    }
+
+    #[test]
+    fn a_fit_halves_the_priors_error_is_proven_and_says_so_in_its_metadata() {
+        let Some(xgboost) = xgb::for_tests() else { return };
+        let examples = examples(3, 3000);
+        let mut rounds = 0u64;
+        let options = FitOptions::default();
+        let fitted = fit(&xgboost, &examples, &options, &mut || {
+            rounds += 1;
+            true
+        })
+        .unwrap();
+        assert!(rounds <= max_total_rounds(&options));
+        let (model, prior) = (fitted.scores.model.ttft.unwrap(), fitted.scores.prior.ttft.unwrap());
+        assert!(model.ape_median < 0.5 * prior.ape_median, "{:?}", fitted.scores);
+        assert!((0.8..=0.97).contains(&model.coverage_p90), "{:?}", fitted.scores);
+        let (model, prior) = (fitted.scores.model.tpot.unwrap(), fitted.scores.prior.tpot.unwrap());
+        assert!(model.ape_median < 0.5 * prior.ape_median, "{:?}", fitted.scores);
+        assert!(fitted.parity.rows > 3000);
+        let published = Model::from_onnx(&fitted.onnx).unwrap();
+        assert_eq!(published.card().model_id, fitted.model_id);
+        assert_eq!(published.card().get(contract::KEY_XGBOOST_VERSION), Some(xgb::VERSION));
+        assert_eq!(published.card().get(contract::KEY_SAMPLES), Some(examples.len().to_string().as_str()));
+        assert!(published.card().get(contract::KEY_SCORES).unwrap().contains("ape_median"));
+    }
+
+    #[test]
+    fn the_same_samples_give_the_same_trees() {
+        let Some(xgboost) = xgb::for_tests() else { return };
+        let examples = examples(5, 400);
+        let trees = || {
+            let fitted = fit(&xgboost, &examples, &FitOptions::default(), &mut || true).unwrap();
+            foretoken_core::model::onnx::read(&fitted.onnx).unwrap().1
+        };
+        assert_eq!(trees(), trees());
+    }
+
+    #[test]
+    fn too_few_samples_of_a_target_are_named() {
+        let Some(xgboost) = xgb::for_tests() else { return };
+        let mut examples = examples(5, 200);
+        for example in examples.iter_mut().skip(20) {
+            example.tpot = None;
+        }
+        let error = fit(&xgboost, &examples, &FitOptions::default(), &mut || true).unwrap_err();
+        assert!(matches!(error, FitError::TooFew { target: "tpot", .. }), "{error}");
+    }
+
+    #[test]
+    fn a_fit_stops_when_asked() {
+        let Some(xgboost) = xgb::for_tests() else { return };
+        let error = fit(&xgboost, &examples(5, 200), &FitOptions::default(), &mut || false).unwrap_err();
+        assert!(matches!(error, FitError::Stopped), "{error}");
+    }
+
+    #[test]
+    #[ignore = "prints figures; run in release with --nocapture"]
+    fn how_long_a_fit_takes_and_how_large_a_model_is() {
+        let Some(xgboost) = xgb::for_tests() else { return };
+        for count in [300, 2000, 20_000] {
+            let examples = examples(7, count);
+            let start = std::time::Instant::now();
+            let fitted = fit(&xgboost, &examples, &FitOptions::default(), &mut || true).unwrap();
+            let packed = foretoken_core::model::packed::pack(&fitted.onnx);
+            println!(
+                "{count} samples: {:.2} s, rounds {:?}, ONNX {} bytes, packed {} bytes, {}",
+                start.elapsed().as_secs_f64(),
+                fitted.rounds,
+                fitted.onnx.len(),
+                packed.len(),
+                serde_json::to_string(&fitted.scores).unwrap()
+            );
+        }
+    }
+}
