@@ -55,7 +55,9 @@ pub struct Facts {
 }
 
 impl Facts {
-    fn metadata(&self) -> Vec<(String, String)> {
+    /// The properties in the form of the file.
+    #[must_use]
+    pub fn metadata(&self) -> Vec<(String, String)> {
         [
             (contract::KEY_SCHEMA, SCHEMA_ID.to_owned()),
             (contract::KEY_FEATURES, contract::feature_names()),

@@ -1,9 +1,11 @@
 //! Clean samples to a proven model: two XGBoost fits, an ONNX file, hold-out scores, the parity proof.
 //!
 //! The examples are cut by time, never at random: what counts is how a model does on requests later than
-//! those it learned from. The newest fifth is for scores, a tenth before it stops the fit early, the rest
-//! teaches. What is published is then fitted once more on everything with the rounds found, because the
-//! newest samples are the ones worth most; the scores are those of the first fit, which has not seen them.
+//! those it learned from. The newest are held out for scores and for the gate, a tenth before them stops the
+//! fit early, the rest teaches. With the rounds found, the model to be judged is fitted on all but the
+//! hold-out, and the one to be published on everything, because the newest samples are the ones worth most.
+//! So the live model, fitted in the same way on all that there was then, is judged against one that knows as
+//! much as it did.
 
 use std::ops::Range;
 
@@ -19,6 +21,9 @@ use crate::export::{self, ExportError, Facts, target_name};
 use crate::parity::{self, ParityError, ParityReport};
 use crate::score::{Score, score, score_prior};
 use crate::xgb::{Booster, Matrix, XgbError, Xgboost};
+
+/// Fewest examples in the hold-out, if there are five times as many in all.
+pub const MIN_HOLDOUT: usize = 40;
 
 /// Fewest examples of each target from which anything is fitted.
 pub const MIN_EXAMPLES: usize = 50;
@@ -92,7 +97,7 @@ pub struct Fitted {
     pub rounds: Rounds,
     /// What the proof compared.
     pub parity: ParityReport,
-    /// The first fit, which has not seen the hold-out: what the gate judges.
+    /// The fit that has not seen the hold-out: what the gate judges.
     pub judged: Model,
     /// Where the hold-out is in the examples.
     pub holdout: Range<usize>,
@@ -122,16 +127,28 @@ pub type Progress<'a> = dyn FnMut() -> bool + 'a;
 /// Rounds that a whole fit runs at most, for a progress bar.
 #[must_use]
 pub fn max_total_rounds(options: &FitOptions) -> u64 {
-    4 * u64::from(options.max_rounds)
+    6 * u64::from(options.max_rounds)
 }
 
-/// Fits both targets on examples in order of time.
+/// How many of the newest examples are held out: those that the live model has not seen either, at least
+/// [`MIN_HOLDOUT`], at most a fifth.
+#[must_use]
+pub fn holdout_size(examples: &[Example], live_through_ms: Option<u64>) -> usize {
+    let fifth = examples.len() / 5;
+    let unseen = live_through_ms
+        .map_or(fifth, |through_ms| examples.iter().filter(|example| example.at_ms > through_ms).count());
+    unseen.clamp(MIN_HOLDOUT.min(fifth), fifth)
+}
+
+/// Fits both targets on examples in order of time; `live_through_ms` is the newest sample that the live model
+/// has learned from, if there is one.
 ///
 /// # Errors
 /// [`FitError`] says what is missing or differs.
 pub fn fit(
     xgboost: &Xgboost,
     examples: &[Example],
+    live_through_ms: Option<u64>,
     options: &FitOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Fitted, FitError> {
@@ -141,16 +158,24 @@ pub fn fit(
             return Err(FitError::TooFew { target: target_name(target), found });
         }
     }
-    let holdout = examples.len() - examples.len() / 5..examples.len();
-    let stopping = holdout.start - examples.len() / 10..holdout.start;
-    let early = |of: Of, progress: &mut Progress<'_>| {
-        let teaching = Matrix::of(xgboost, examples.get(..stopping.start).unwrap_or(&[]), of)?;
-        let stopping = Matrix::of(xgboost, examples.get(stopping.clone()).unwrap_or(&[]), of)?;
-        fit_early(xgboost, &teaching, &stopping, options, progress)
+    let holdout = examples.len() - holdout_size(examples, live_through_ms)..examples.len();
+    let (known, held_out) = examples.split_at(holdout.start);
+    let (teaching, stopping) = known.split_at(known.len() - known.len() / 10);
+
+    let rounds_of = |of: Of, progress: &mut Progress<'_>| {
+        let (teaching, stopping) = (Matrix::of(xgboost, teaching, of)?, Matrix::of(xgboost, stopping, of)?);
+        best_rounds(xgboost, &teaching, &stopping, options, progress)
     };
-    let (early_ttft, ttft) = early(TARGETS[0].1, progress)?;
-    let (early_tpot, tpot) = early(TARGETS[1].1, progress)?;
-    let rounds = Rounds { ttft, tpot };
+    let [(_, ttft), (_, tpot)] = TARGETS;
+    let rounds = Rounds { ttft: rounds_of(ttft, progress)?, tpot: rounds_of(tpot, progress)? };
+    let mut fit_both = |examples: &[Example]| -> Result<(Booster, Booster), FitError> {
+        Ok((
+            fit_rounds(xgboost, &Matrix::of(xgboost, examples, ttft)?, rounds.ttft, options, progress)?,
+            fit_rounds(xgboost, &Matrix::of(xgboost, examples, tpot)?, rounds.tpot, options, progress)?,
+        ))
+    };
+    let (judged_ttft, judged_tpot) = fit_both(known)?;
+    let (final_ttft, final_tpot) = fit_both(examples)?;
 
     let window =
         (examples.first().map_or(0, |first| first.at_ms), examples.last().map_or(0, |last| last.at_ms));
@@ -162,17 +187,10 @@ pub fn fit(
         window_ms: window.1.saturating_sub(window.0),
         scores: serde_json::Value::Null,
     };
-    let judged_parts = [(Target::Ttft, Unit::Ratio, &early_ttft), (Target::Tpot, Unit::Ratio, &early_tpot)];
-    let judged = Model::from_onnx_lean(&export::export(&facts, &judged_parts)?.0)?;
-    let held_out = examples.get(holdout.clone()).unwrap_or(&[]);
+    let parts = [(Target::Ttft, Unit::Ratio, &judged_ttft), (Target::Tpot, Unit::Ratio, &judged_tpot)];
+    let judged = Model::from_onnx_lean(&export::export(&facts, &parts)?.0)?;
     let scores = Scores { model: score_model(&judged, held_out), prior: score_prior(held_out) };
     facts.scores = serde_json::to_value(scores).unwrap_or_default();
-
-    let refit = |of: Of, rounds: u16, progress: &mut Progress<'_>| {
-        fit_rounds(xgboost, &Matrix::of(xgboost, examples, of)?, rounds, options, progress)
-    };
-    let final_ttft = refit(TARGETS[0].1, rounds.ttft, progress)?;
-    let final_tpot = refit(TARGETS[1].1, rounds.tpot, progress)?;
     let boosters = [(Target::Ttft, Unit::Ratio, &final_ttft), (Target::Tpot, Unit::Ratio, &final_tpot)];
     let (onnx, parts) = export::export(&facts, &boosters)?;
     let newest = examples.iter().rev().take(PARITY_ROWS).map(|example| example.row).collect::<Vec<Row>>();
@@ -243,14 +261,14 @@ fn booster(xgboost: &Xgboost, matrix: &Matrix, options: &FitOptions) -> Result<B
     xgboost.booster(matrix, parameters)
 }
 
-/// Fits until the stopping rows no longer improve, and keeps the best rounds.
-fn fit_early(
+/// Fits until the stopping rows no longer improve, and says after how many rounds they were best.
+fn best_rounds(
     xgboost: &Xgboost,
     teaching: &Matrix,
     stopping: &Matrix,
     options: &FitOptions,
     progress: &mut Progress<'_>,
-) -> Result<(Booster, u16), FitError> {
+) -> Result<u16, FitError> {
     let booster = booster(xgboost, teaching, options)?;
     let (mut best, mut best_rounds) = (f64::INFINITY, 0);
     for round in 0..options.max_rounds {
@@ -265,8 +283,7 @@ fn fit_early(
             break;
         }
     }
-    let rounds = best_rounds.max(1);
-    Ok((booster.first(rounds)?, rounds))
+    Ok(best_rounds.max(1))
 }
 
 fn fit_rounds(
@@ -303,7 +320,7 @@ mod tests {
         let examples = examples(3, 3000);
         let mut rounds = 0u64;
         let options = FitOptions::default();
-        let fitted = fit(&xgboost, &examples, &options, &mut || {
+        let fitted = fit(&xgboost, &examples, None, &options, &mut || {
             rounds += 1;
             true
         })
@@ -327,10 +344,21 @@ mod tests {
         let Some(xgboost) = xgb::for_tests() else { return };
         let examples = examples(5, 400);
         let trees = || {
-            let fitted = fit(&xgboost, &examples, &FitOptions::default(), &mut || true).unwrap();
+            let fitted = fit(&xgboost, &examples, None, &FitOptions::default(), &mut || true).unwrap();
             foretoken_core::model::onnx::read(&fitted.onnx).unwrap().1
         };
         assert_eq!(trees(), trees());
+    }
+
+    #[test]
+    fn the_hold_out_is_what_the_live_model_has_not_seen_within_bounds() {
+        let examples = examples(5, 1000);
+        let through = |index: usize| Some(examples[index].at_ms);
+        assert_eq!(holdout_size(&examples, None), 200);
+        assert_eq!(holdout_size(&examples, through(899)), 100);
+        assert_eq!(holdout_size(&examples, through(990)), MIN_HOLDOUT);
+        assert_eq!(holdout_size(&examples, through(5)), 200);
+        assert_eq!(holdout_size(&examples[..60], None), 12);
     }
 
     #[test]
@@ -340,14 +368,15 @@ mod tests {
         for example in examples.iter_mut().skip(20) {
             example.tpot = None;
         }
-        let error = fit(&xgboost, &examples, &FitOptions::default(), &mut || true).unwrap_err();
+        let error = fit(&xgboost, &examples, None, &FitOptions::default(), &mut || true).unwrap_err();
         assert!(matches!(error, FitError::TooFew { target: "tpot", .. }), "{error}");
     }
 
     #[test]
     fn a_fit_stops_when_asked() {
         let Some(xgboost) = xgb::for_tests() else { return };
-        let error = fit(&xgboost, &examples(5, 200), &FitOptions::default(), &mut || false).unwrap_err();
+        let error =
+            fit(&xgboost, &examples(5, 200), None, &FitOptions::default(), &mut || false).unwrap_err();
         assert!(matches!(error, FitError::Stopped), "{error}");
     }
 
@@ -358,7 +387,7 @@ mod tests {
         for count in [300, 2000, 20_000] {
             let examples = examples(7, count);
             let start = std::time::Instant::now();
-            let fitted = fit(&xgboost, &examples, &FitOptions::default(), &mut || true).unwrap();
+            let fitted = fit(&xgboost, &examples, None, &FitOptions::default(), &mut || true).unwrap();
             let packed = foretoken_core::model::packed::pack(&fitted.onnx);
             println!(
                 "{count} samples: {:.2} s, rounds {:?}, ONNX {} bytes, packed {} bytes, {}",

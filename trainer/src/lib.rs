@@ -3,8 +3,12 @@ pub mod convert;
 pub mod dataset;
 pub mod export;
 pub mod fit;
+pub mod gate;
+pub mod ingest;
+pub mod live;
 pub mod parity;
 pub mod score;
+pub mod store;
 #[doc(hidden)]
 pub mod synthetic;
 pub mod xgb;

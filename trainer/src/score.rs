@@ -4,7 +4,7 @@
 //! request of 50 ms counts as much as one of 5 s. The median APE is the number that people compare.
 
 use foretoken_core::model::Prediction;
-use foretoken_core::model::contract::Target;
+use foretoken_core::model::contract::{Output, Quantile, Target, Unit};
 use serde::Serialize;
 
 use crate::dataset::{Example, Outcome};
@@ -54,45 +54,71 @@ pub fn score(examples: &[Example], predictions: &[Prediction]) -> Score {
     Score { ttft: target(Target::Ttft), tpot: target(Target::Tpot) }
 }
 
-/// Scores the analytic prior, which has one number for both quantiles.
+/// The analytic prior as predictions; it has one number for both quantiles.
+#[must_use]
+pub fn prior_predictions(examples: &[Example]) -> Vec<Prediction> {
+    let prior = |outcome: Option<Outcome>| outcome.map_or(f32::NAN, |outcome| outcome.prior_ms);
+    let of = |example: &Example| Prediction {
+        ttft_ms_p50: prior(example.ttft),
+        ttft_ms_p90: prior(example.ttft),
+        tpot_ms_p50: prior(example.tpot),
+        tpot_ms_p90: prior(example.tpot),
+    };
+    examples.iter().map(of).collect()
+}
+
+/// Scores the analytic prior.
 #[must_use]
 pub fn score_prior(examples: &[Example]) -> Score {
-    let prior = |outcome: Option<Outcome>| outcome.map_or(f32::NAN, |outcome| outcome.prior_ms);
-    let predictions: Vec<Prediction> = examples
-        .iter()
-        .map(|example| Prediction {
-            ttft_ms_p50: prior(example.ttft),
-            ttft_ms_p90: prior(example.ttft),
-            tpot_ms_p50: prior(example.tpot),
-            tpot_ms_p90: prior(example.tpot),
-        })
-        .collect();
-    score(examples, &predictions)
+    score(examples, &prior_predictions(examples))
+}
+
+/// Pinball loss of one quantile per example, in units of the prior; absent where the target is.
+pub fn losses(
+    examples: &[Example],
+    predictions: &[Prediction],
+    target: Target,
+    quantile: Quantile,
+) -> impl Iterator<Item = Option<f64>> {
+    let alpha = match quantile {
+        Quantile::P50 => 0.5,
+        Quantile::P90 => 0.9,
+    };
+    examples.iter().zip(predictions).map(move |(example, prediction)| {
+        let outcome = outcome(example, target)?;
+        let predicted = prediction.get(Output { target, unit: Unit::Ms, quantile });
+        let prior = f64::from(outcome.prior_ms);
+        Some(pinball(outcome.actual_ms.into(), predicted.into(), alpha) / prior)
+    })
+}
+
+fn outcome(example: &Example, target: Target) -> Option<Outcome> {
+    match target {
+        Target::Ttft => example.ttft,
+        Target::Tpot => example.tpot,
+    }
 }
 
 fn score_target(examples: &[Example], predictions: &[Prediction], target: Target) -> Option<TargetScore> {
+    let at = |prediction: &Prediction, quantile| {
+        f64::from(prediction.get(Output { target, unit: Unit::Ms, quantile }))
+    };
     let mut apes = Vec::with_capacity(examples.len());
-    let (mut pinball_p50, mut pinball_p90, mut covered) = (0.0, 0.0, 0.0);
+    let mut covered = 0.0;
     for (example, prediction) in examples.iter().zip(predictions) {
-        let (outcome, p50, p90) = match target {
-            Target::Ttft => (example.ttft, prediction.ttft_ms_p50, prediction.ttft_ms_p90),
-            Target::Tpot => (example.tpot, prediction.tpot_ms_p50, prediction.tpot_ms_p90),
-        };
-        let Some(outcome) = outcome else { continue };
-        let (actual, prior) = (f64::from(outcome.actual_ms), f64::from(outcome.prior_ms));
-        let (p50, p90) = (f64::from(p50), f64::from(p90));
-        apes.push((p50 - actual).abs() / actual);
-        pinball_p50 += pinball(actual, p50, 0.5) / prior;
-        pinball_p90 += pinball(actual, p90, 0.9) / prior;
-        covered += f64::from(u8::from(actual <= p90));
+        let Some(outcome) = outcome(example, target) else { continue };
+        let actual = f64::from(outcome.actual_ms);
+        apes.push((at(prediction, Quantile::P50) - actual).abs() / actual);
+        covered += f64::from(u8::from(actual <= at(prediction, Quantile::P90)));
     }
     let n = apes.len();
     let mean = |sum: f64| sum / n as f64;
+    let pinball = |quantile| mean(losses(examples, predictions, target, quantile).flatten().sum());
     Some(TargetScore {
         n,
         ape_median: median(&mut apes)?,
-        pinball_p50: mean(pinball_p50),
-        pinball_p90: mean(pinball_p90),
+        pinball_p50: pinball(Quantile::P50),
+        pinball_p90: pinball(Quantile::P90),
         coverage_p90: mean(covered),
     })
 }

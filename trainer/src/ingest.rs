@@ -1,0 +1,302 @@
+//! Reads what filters send: NDJSON, one sample a line, each judged alone.
+//!
+//! A filter that runs in a proxy must never be made to resend a batch because of one line, so a bad line costs
+//! that line and a reason. Everything is bounded: body, inflated body, lines, length of a line.
+
+use std::io::Read;
+
+use foretoken_core::features::{COUNT, SCHEMA_ID};
+use foretoken_core::sample::Sample;
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+/// Longest body, as sent. 4096 samples, the filter's largest batch, are 3 MB.
+pub const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// Longest body after gunzip.
+const MAX_INFLATED_BYTES: u64 = 32 << 20;
+
+/// Most lines of one body.
+const MAX_LINES: usize = 10_000;
+
+/// Longest line. A sample is about 700 bytes.
+const MAX_LINE_BYTES: usize = 16 << 10;
+
+/// Longest id, model name and address.
+const MAX_NAME_BYTES: usize = 256;
+
+/// Most reasons that an answer lists.
+const MAX_REASONS: usize = 10;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
+        /// Why a line was rejected.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason { $($(#[$doc])* $variant,)+ }
+
+        impl Reason {
+            /// All reasons.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The label value in metrics and answers.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The line is longer than is read.
+    TooLong = "too_long",
+    /// More lines than are read of one body.
+    TooManyLines = "too_many_lines",
+    /// Not the JSON of a sample.
+    NotASample = "not_a_sample",
+    /// Another feature schema.
+    Schema = "schema",
+    /// Not as many features as the schema has.
+    Features = "features",
+    /// No id, or a name that is too long.
+    Name = "name",
+    /// A number that cannot be: infinite or negative.
+    Value = "value",
+}
+
+/// A rejected line.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Rejected {
+    /// Line number from 1.
+    pub line: usize,
+    /// Why, as in the metrics.
+    pub reason: &'static str,
+    /// What is wrong with it.
+    pub detail: String,
+}
+
+/// A body, read.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Good samples with the text they came as.
+    pub samples: Vec<(Sample, Vec<u8>)>,
+    /// How often each reason occurred.
+    pub rejected: Vec<(Reason, u64)>,
+    /// The first rejected lines.
+    pub examples: Vec<Rejected>,
+}
+
+impl Batch {
+    fn reject(&mut self, line: usize, reason: Reason, detail: String) {
+        match self.rejected.iter_mut().find(|(seen, _)| *seen == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.rejected.push((reason, 1)),
+        }
+        if self.examples.len() < MAX_REASONS {
+            self.examples.push(Rejected { line, reason: reason.name(), detail });
+        }
+    }
+
+    /// Number of rejected lines.
+    #[must_use]
+    pub fn rejected_count(&self) -> u64 {
+        self.rejected.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// Why a whole body was refused.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum BodyError {
+    /// A content-encoding that is not read.
+    #[error("content-encoding {0:?} is not read: send plain or gzip")]
+    Encoding(String),
+    /// Not gzip, though it says so.
+    #[error("content-encoding is gzip, but the body is not: {0}")]
+    Gzip(String),
+    /// Too long after gunzip.
+    #[error("the body inflates to more than {MAX_INFLATED_BYTES} bytes: send fewer samples at once")]
+    TooLarge,
+}
+
+/// Undoes the content-encoding.
+///
+/// # Errors
+/// [`BodyError`].
+pub fn decode(body: &[u8], encoding: Option<&str>) -> Result<Vec<u8>, BodyError> {
+    match encoding {
+        None | Some("" | "identity") => Ok(body.to_vec()),
+        Some("gzip") => {
+            let mut inflated = Vec::new();
+            let mut reader = flate2::read::MultiGzDecoder::new(body).take(MAX_INFLATED_BYTES + 1);
+            reader.read_to_end(&mut inflated).map_err(|error| BodyError::Gzip(error.to_string()))?;
+            if inflated.len() as u64 > MAX_INFLATED_BYTES {
+                return Err(BodyError::TooLarge);
+            }
+            Ok(inflated)
+        }
+        Some(other) => Err(BodyError::Encoding(other.chars().take(40).collect())),
+    }
+}
+
+/// Reads a body of lines. Empty lines are skipped.
+#[must_use]
+pub fn read(body: &[u8]) -> Batch {
+    let mut batch = Batch::default();
+    let lines = body.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    for (number, line) in (1..).zip(lines).filter(|(_, line)| !line.is_empty()) {
+        if number > MAX_LINES {
+            batch.reject(
+                number,
+                Reason::TooManyLines,
+                format!("at most {MAX_LINES} lines are read of one body"),
+            );
+            break;
+        }
+        match read_line(line) {
+            Ok(sample) => batch.samples.push((sample, line.to_vec())),
+            Err((reason, detail)) => batch.reject(number, reason, detail),
+        }
+    }
+    batch
+}
+
+/// Reads and checks one line.
+///
+/// # Errors
+/// The reason and a detail.
+pub fn read_line(line: &[u8]) -> Result<Sample, (Reason, String)> {
+    if line.len() > MAX_LINE_BYTES {
+        return Err((Reason::TooLong, format!("{} bytes, at most {MAX_LINE_BYTES} are read", line.len())));
+    }
+    let sample: Sample =
+        serde_json::from_slice(line).map_err(|error| (Reason::NotASample, error.to_string()))?;
+    if sample.schema != SCHEMA_ID {
+        return Err((Reason::Schema, format!("schema {:?}, this trainer has {SCHEMA_ID:?}", sample.schema)));
+    }
+    if sample.features.len() != COUNT {
+        return Err((
+            Reason::Features,
+            format!("{} features, the schema has {COUNT}", sample.features.len()),
+        ));
+    }
+    if sample.id.is_empty() {
+        return Err((Reason::Name, "`id` is empty".to_owned()));
+    }
+    let names = [
+        ("id", &sample.id),
+        ("model", &sample.model),
+        ("pod", &sample.pod),
+        ("picked", &sample.picked),
+        ("model_id", &sample.model_id),
+    ];
+    if let Some((field, _)) = names.iter().find(|(_, value)| value.len() > MAX_NAME_BYTES) {
+        return Err((Reason::Name, format!("`{field}` is longer than {MAX_NAME_BYTES} bytes")));
+    }
+    if sample.features.iter().any(|value| value.is_infinite()) {
+        return Err((Reason::Value, "a feature is infinite; unknown is null".to_owned()));
+    }
+    let times = [("ttft_ms", sample.ttft_ms), ("tpot_ms", sample.tpot_ms), ("e2e_ms", sample.e2e_ms)];
+    for (field, value) in times {
+        if value.is_some_and(|value| !value.is_finite() || value < 0.0) {
+            return Err((Reason::Value, format!("`{field}` is not a time in milliseconds")));
+        }
+    }
+    Ok(sample)
+}
+
+/// Whether an `authorization` header carries the token. The comparison takes the same time wherever the
+/// first difference is, so the token cannot be guessed byte by byte.
+#[must_use]
+pub fn authorized(header: Option<&[u8]>, token: &str) -> bool {
+    if token.is_empty() {
+        return true;
+    }
+    let given = header.and_then(|header| header.strip_prefix(b"Bearer ".as_slice())).unwrap_or(&[]);
+    given.ct_eq(token.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic;
+    use flate2::{Compression, write::GzEncoder};
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    fn line(change: impl FnOnce(&mut Sample)) -> Vec<u8> {
+        let mut sample = synthetic::samples(1, 1).pop().unwrap();
+        change(&mut sample);
+        serde_json::to_vec(&sample).unwrap()
+    }
+
+    #[test]
+    fn a_bad_line_costs_that_line_and_says_why() {
+        let good = line(|_| {});
+        let mut other = line(|_| {});
+        other.truncate(40);
+        let body = [
+            good.as_slice(),
+            b"\n\n{}\n",
+            &line(|s| s.schema = "old".to_owned()),
+            b"\r\n",
+            &good,
+            b"\n",
+            &other,
+        ]
+        .concat();
+        let batch = read(&body);
+        assert_eq!(batch.samples.len(), 2);
+        assert_eq!(batch.samples[0].1, good);
+        assert_eq!(batch.rejected_count(), 3);
+        assert_eq!(batch.rejected, [(Reason::NotASample, 2), (Reason::Schema, 1)]);
+        assert_eq!(batch.examples[1].line, 4);
+        assert!(batch.examples[1].detail.contains("old"));
+    }
+
+    #[test]
+    fn every_reason_is_reached_by_its_fault() {
+        let reason = |bytes: &[u8]| read_line(bytes).unwrap_err().0;
+        assert_eq!(reason(&line(|s| s.features.truncate(3))), Reason::Features);
+        assert_eq!(reason(&line(|s| s.id.clear())), Reason::Name);
+        assert_eq!(reason(&line(|s| s.model = "m".repeat(300))), Reason::Name);
+        assert_eq!(reason(&line(|s| s.ttft_ms = Some(-1.0))), Reason::Value);
+        assert_eq!(reason(&vec![b' '; MAX_LINE_BYTES + 1]), Reason::TooLong);
+        let huge = String::from_utf8(line(|s| s.features[0] = 12345.0)).unwrap().replace("12345.0", "1e999");
+        assert!(matches!(reason(huge.as_bytes()), Reason::NotASample | Reason::Value));
+        let many = read("x\n".repeat(MAX_LINES + 5).as_bytes());
+        assert_eq!(many.rejected.last(), Some(&(Reason::TooManyLines, 1)));
+        assert_eq!(many.examples.len(), MAX_REASONS);
+    }
+
+    #[test]
+    fn gzip_is_read_and_a_bomb_is_not() {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(b"hello").unwrap();
+        assert_eq!(decode(&encoder.finish().unwrap(), Some("gzip")).unwrap(), b"hello");
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(&vec![b'\n'; MAX_INFLATED_BYTES as usize + 1]).unwrap();
+        assert_eq!(decode(&encoder.finish().unwrap(), Some("gzip")), Err(BodyError::TooLarge));
+        assert!(matches!(decode(b"plain", Some("gzip")), Err(BodyError::Gzip(_))));
+        assert!(matches!(decode(b"", Some("br")), Err(BodyError::Encoding(_))));
+        assert_eq!(decode(b"as is", None).unwrap(), b"as is");
+    }
+
+    #[test]
+    fn only_the_token_opens() {
+        assert!(authorized(None, ""));
+        assert!(authorized(Some(b"Bearer secret"), "secret"));
+        for header in
+            [None, Some(&b"Bearer secre"[..]), Some(b"Bearer secrets"), Some(b"secret"), Some(b"Bearer ")]
+        {
+            assert!(!authorized(header, "secret"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_panic(body in prop::collection::vec(any::<u8>(), 0..2000)) {
+            let batch = read(&body);
+            prop_assert!(batch.samples.is_empty());
+        }
+    }
+}
