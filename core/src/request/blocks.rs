@@ -4,7 +4,8 @@
 //! the hashes of the shorter one as its own first ones. The last, unfilled block is not hashed:
 //! its bytes change meaning with what follows.
 
-use super::body::{Body, Piece};
+use super::body::Body;
+use super::piece::Piece;
 use super::{BlockOptions, Prompt};
 use crate::{hash, num};
 

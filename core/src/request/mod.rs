@@ -4,7 +4,8 @@
 //! A router needs four facts of a request body and none of its meaning, so the body is read in one pass,
 //! strings stay borrowed where JSON allows it, and unknown fields are skipped without being built.
 //!
-//! * `body`: JSON to the pieces of a prompt; every error names the field and what was expected.
+//! * `body`, with `prompt` and `messages`: JSON to the pieces of a prompt (`piece`).
+//! * `trail`: errors that name the field and what was expected, and never quote the client.
 //! * `blocks`: pieces to the canonical prompt's length and its chained block hashes.
 //! * [`tokens`]: bytes to tokens, learned from what engines report.
 //!
@@ -17,7 +18,11 @@
 
 mod blocks;
 mod body;
+mod messages;
+mod piece;
+mod prompt;
 pub mod tokens;
+mod trail;
 
 pub use blocks::model_key;
 pub use tokens::TokenEstimator;
