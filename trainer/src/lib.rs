@@ -6,7 +6,10 @@ pub mod fit;
 pub mod gate;
 pub mod ingest;
 pub mod live;
+pub mod metrics;
 pub mod parity;
+pub mod publish;
+pub mod registry;
 pub mod score;
 pub mod store;
 #[doc(hidden)]
