@@ -6,11 +6,25 @@
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Folds a 128-bit product to 64 bits: the mixing step of the wyhash family.
+#[cfg(not(target_arch = "wasm32"))]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     let bytes = product.to_le_bytes();
     let (low, high) = bytes.split_at(8);
     read_word(low) ^ read_word(high)
+}
+
+/// The same from four 32-bit products: wasm has no 128-bit multiply, and the library call that stands in
+/// for it returns through memory.
+#[cfg(target_arch = "wasm32")]
+fn fold(a: u64, b: u64) -> u64 {
+    const LOW: u64 = 0xffff_ffff;
+    let (a_low, a_high, b_low, b_high) = (a & LOW, a >> 32, b & LOW, b >> 32);
+    let low = a_low * b_low;
+    let middle = a_high * b_low + (low >> 32);
+    let other = a_low * b_high + (middle & LOW);
+    let high = a_high * b_high + (middle >> 32) + (other >> 32);
+    high ^ ((other << 32) | (low & LOW))
 }
 
 /// Up to eight bytes as a little-endian word; missing bytes are zero.
@@ -27,8 +41,12 @@ fn read_word(bytes: &[u8]) -> u64 {
 pub fn chain(seed: u64, bytes: &[u8]) -> u64 {
     // The seed is mixed before any byte meets it: else (7, "5") and (2, "0") would start the same.
     let mut state = fold(seed ^ 0xA076_1D64_78BD_642F, MULTIPLIER);
-    for block in bytes.chunks(8) {
-        state = fold(state ^ read_word(block), MULTIPLIER);
+    let (words, tail) = bytes.as_chunks::<8>();
+    for word in words {
+        state = fold(state ^ u64::from_le_bytes(*word), MULTIPLIER);
+    }
+    if !tail.is_empty() {
+        state = fold(state ^ read_word(tail), MULTIPLIER);
     }
     fold(state ^ u64::from(crate::num::u32_of_usize(bytes.len())), 0xD6E8_FEB8_6659_FD93)
 }
