@@ -75,7 +75,7 @@ mod tests {
         #[test]
         fn an_answer_is_cut_back_into_its_own_tokens(digest: u64, len in 1u32..200, head in "[a-z .\n]{0,20}") {
             let words: Vec<Word> = (0..len).map(|position| Word::at(digest, position)).collect();
-            let mut text = head.clone().into_bytes();
+            let mut text = head.into_bytes();
             for word in &words {
                 text.extend_from_slice(word.as_bytes());
             }

@@ -75,9 +75,7 @@ fn mark_end(bytes: &[u8], start: usize) -> Option<usize> {
     let window = &bytes[start..bytes.len().min(start + MAX_MARK_BYTES)];
     let close = window.windows(2).skip(2).position(|pair| pair == b"|>")? + 2;
     let name = &window[2..close];
-    name.iter()
-        .all(|byte| byte.is_ascii_lowercase() || *byte == b'_')
-        .then_some(start + close + 2)
+    name.iter().all(|byte| byte.is_ascii_lowercase() || *byte == b'_').then_some(start + close + 2)
 }
 
 /// Whether a space in front of `byte` is part of the same token.
@@ -91,9 +89,8 @@ fn spaces_end(bytes: &[u8], start: usize) -> usize {
     while end < bytes.len() && bytes[end].is_ascii_whitespace() {
         end += 1;
     }
-    let left_to_word = end - start > 1
-        && bytes[end - 1] == b' '
-        && bytes.get(end).is_some_and(|&next| takes_space(next));
+    let left_to_word =
+        end - start > 1 && bytes[end - 1] == b' ' && bytes.get(end).is_some_and(|&next| takes_space(next));
     (end - usize::from(left_to_word)).min(start + MAX_SPACE_BYTES)
 }
 

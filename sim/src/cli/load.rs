@@ -77,7 +77,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         seconds: args.seconds,
         pods: args.pods,
         max_in_flight: args.max_in_flight,
-        timeout: Duration::try_from_secs_f64(args.timeout_s).context("--timeout-s must be a positive number of seconds")?,
+        timeout: Duration::try_from_secs_f64(args.timeout_s)
+            .context("--timeout-s must be a positive number of seconds")?,
         headers: args.headers,
         stop: Some(stopped),
     };
@@ -112,7 +113,10 @@ fn progress_bar() -> ProgressBar {
 fn show(bar: &ProgressBar, progress: Progress) {
     bar.set_length(progress.total);
     bar.set_position(progress.done);
-    bar.set_message(format!("{} in flight, {} failed, {:.0} s", progress.in_flight, progress.failed, progress.seconds));
+    bar.set_message(format!(
+        "{} in flight, {} failed, {:.0} s",
+        progress.in_flight, progress.failed, progress.seconds
+    ));
 }
 
 fn write(report: &Report, json: Option<&Path>) -> anyhow::Result<()> {
@@ -120,7 +124,8 @@ fn write(report: &Report, json: Option<&Path>) -> anyhow::Result<()> {
         Some(path) if path == Path::new("-") => println!("{}", serde_json::to_string(report)?),
         Some(path) => {
             let text = serde_json::to_vec(report)?;
-            std::fs::write(path, text).with_context(|| format!("writing the report to {}", path.display()))?;
+            std::fs::write(path, text)
+                .with_context(|| format!("writing the report to {}", path.display()))?;
             print_table(report);
         }
         None => print_table(report),

@@ -42,7 +42,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let profiles = args.profiles.iter().map(|name| Profile::load(name)).collect::<Result<Vec<_>, _>>()?;
     let count = args.count.unwrap_or(if args.ports.is_empty() { profiles.len() } else { args.ports.len() });
     if count == 0 || (!args.ports.is_empty() && args.ports.len() != count) {
-        bail!("--count is {count} and --ports names {}: give one port for each pod, or leave one of them out", args.ports.len());
+        bail!(
+            "--count is {count} and --ports names {}: give one port for each pod, or leave one of them out",
+            args.ports.len()
+        );
     }
     let mut pods = Vec::with_capacity(count);
     for at in 0..count {

@@ -24,7 +24,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&json!({"profiles": profiles, "workloads": workloads}))?);
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{:8} {:>9} {:>17} {:>14} {:>12}", "profile", "floor ms", "prefill ms/token", "decode ms/seq", "KV tokens");
+    println!(
+        "{:8} {:>9} {:>17} {:>14} {:>12}",
+        "profile", "floor ms", "prefill ms/token", "decode ms/seq", "KV tokens"
+    );
     for profile in &profiles {
         println!(
             "{:8} {:>9} {:>17} {:>14} {:>12}",

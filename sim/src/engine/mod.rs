@@ -45,7 +45,9 @@ pub enum SubmitError {
     #[error("no output was asked for; use max_tokens of 1 or more")]
     NoOutput,
     /// Prompt and output exceed the model's length.
-    #[error("{tokens} tokens of prompt and output exceed the model's {limit}; shorten the prompt or max_tokens")]
+    #[error(
+        "{tokens} tokens of prompt and output exceed the model's {limit}; shorten the prompt or max_tokens"
+    )]
     TooLong {
         /// Prompt and output tokens.
         tokens: u64,

@@ -191,8 +191,8 @@ impl Profile {
     /// # Errors
     /// [`ProfileError`] names the field and the fix.
     pub fn from_json(name: &str, text: &[u8]) -> Result<Self, ProfileError> {
-        let profile: Self =
-            serde_json::from_slice(text).map_err(|source| ProfileError::Json { name: name.to_owned(), source })?;
+        let profile: Self = serde_json::from_slice(text)
+            .map_err(|source| ProfileError::Json { name: name.to_owned(), source })?;
         profile.check()?;
         Ok(profile)
     }
@@ -234,14 +234,20 @@ impl Profile {
             return fail(
                 "max_batched_tokens",
                 self.max_batched_tokens.to_string(),
-                format!("use at least max_num_seqs ({}), so that every sequence can decode", self.max_num_seqs),
+                format!(
+                    "use at least max_num_seqs ({}), so that every sequence can decode",
+                    self.max_num_seqs
+                ),
             );
         }
         if u64::from(self.max_model_len_tokens) > self.kv_capacity_tokens() {
             return fail(
                 "max_model_len_tokens",
                 self.max_model_len_tokens.to_string(),
-                format!("use at most kv_blocks x block_tokens ({}): one sequence must fit", self.kv_capacity_tokens()),
+                format!(
+                    "use at most kv_blocks x block_tokens ({}): one sequence must fit",
+                    self.kv_capacity_tokens()
+                ),
             );
         }
         Ok(())

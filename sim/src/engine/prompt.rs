@@ -14,7 +14,8 @@ const DIGEST_SEED: u64 = 0x6469_6765_7374_0001;
 pub struct TokenBlocks {
     tokens: u32,
     hashes: Vec<u64>,
-    tail: Vec<TokenId>,
+    /// Ids of the tokens behind the last full block, four bytes each.
+    tail: Vec<u8>,
     chain: u64,
     block_tokens: u32,
 }
@@ -27,7 +28,7 @@ impl TokenBlocks {
         Self {
             tokens: 0,
             hashes: Vec::new(),
-            tail: Vec::with_capacity(block_tokens as usize),
+            tail: Vec::with_capacity(block_tokens as usize * size_of::<TokenId>()),
             chain: chain(DIGEST_SEED, model.as_bytes()),
             block_tokens,
         }
@@ -44,9 +45,9 @@ impl TokenBlocks {
     /// Appends one token.
     pub fn push(&mut self, token: TokenId) {
         self.tokens += 1;
-        self.tail.push(token);
-        if self.tail.len() == self.block_tokens as usize {
-            self.chain = hash_tokens(self.chain, &self.tail);
+        self.tail.extend_from_slice(&token.to_le_bytes());
+        if self.tokens.is_multiple_of(self.block_tokens) {
+            self.chain = chain(self.chain, &self.tail);
             self.hashes.push(self.chain);
             self.tail.clear();
         }
@@ -73,12 +74,8 @@ impl TokenBlocks {
     /// One number for all the tokens: what the answer depends on.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        hash_tokens(self.chain ^ DIGEST_SEED, &self.tail)
+        chain(self.chain ^ DIGEST_SEED, &self.tail)
     }
-}
-
-fn hash_tokens(seed: u64, tokens: &[TokenId]) -> u64 {
-    tokens.iter().fold(seed, |state, token| chain(state, &token.to_le_bytes()))
 }
 
 #[cfg(test)]

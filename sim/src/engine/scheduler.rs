@@ -128,7 +128,8 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let has_room = sequence.blocks.len() as u64 * u64::from(profile.block_tokens) > u64::from(sequence.computed);
+            let has_room =
+                sequence.blocks.len() as u64 * u64::from(profile.block_tokens) > u64::from(sequence.computed);
             if !has_room && kv.free_blocks() == 0 {
                 preempted = true;
                 // The youngest may be the one that needs the block; then the loop ends with it.
@@ -189,7 +190,13 @@ impl Scheduler {
 }
 
 /// Schedules as much of a sequence's pending tokens as the budget allows.
-fn schedule_chunk(sequence: &mut Sequence, kv: &mut KvCache, profile: &Profile, budget: &mut u32, work: &mut StepWork) {
+fn schedule_chunk(
+    sequence: &mut Sequence,
+    kv: &mut KvCache,
+    profile: &Profile,
+    budget: &mut u32,
+    work: &mut StepWork,
+) {
     let chunk = sequence.pending().min(*budget);
     if chunk > 0 {
         work.add_prefill(sequence.computed, chunk);
@@ -203,9 +210,9 @@ fn schedule_chunk(sequence: &mut Sequence, kv: &mut KvCache, profile: &Profile, 
 /// is admitted behind in the same step reads them after they are written.
 fn publish(sequence: &mut Sequence, kv: &mut KvCache, profile: &Profile) {
     let full = ((sequence.computed + sequence.chunk) / profile.block_tokens) as usize;
-    let hashes = sequence.tokens.hashes();
-    for at in sequence.published..full.min(hashes.len()).min(sequence.blocks.len()) {
-        kv.publish(sequence.blocks[at], hashes[at]);
+    let filled = sequence.blocks.iter().zip(sequence.tokens.hashes()).take(full);
+    for (block, hash) in filled.skip(sequence.published) {
+        kv.publish(*block, *hash);
     }
     sequence.published = sequence.published.max(full);
 }

@@ -158,7 +158,8 @@ fn out_of_blocks_the_youngest_starts_over_and_loses_no_token() {
     let (events, _) = drain(&mut engine);
     assert!(engine.stats().preemptions > 0);
     for id in [1, 2] {
-        let positions: Vec<u32> = events.iter().filter(|event| event.id == id).map(|event| event.position).collect();
+        let positions: Vec<u32> =
+            events.iter().filter(|event| event.id == id).map(|event| event.position).collect();
         assert_eq!(positions, (0..40).collect::<Vec<_>>());
     }
     let last = |id| events.iter().rposition(|event| event.id == id).unwrap();

@@ -113,7 +113,13 @@ impl Client {
     }
 
     /// Fills `outcome` as far as the exchange gets; the return value says why it failed.
-    async fn exchange(&self, base_url: &str, path: &str, body: Vec<u8>, outcome: &mut Outcome) -> Option<String> {
+    async fn exchange(
+        &self,
+        base_url: &str,
+        path: &str,
+        body: Vec<u8>,
+        outcome: &mut Outcome,
+    ) -> Option<String> {
         let mut request = Request::post(format!("{base_url}{path}"))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "text/event-stream")

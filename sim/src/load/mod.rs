@@ -17,6 +17,8 @@ pub mod report;
 pub mod runner;
 pub mod script;
 mod sse;
+#[cfg(test)]
+mod virtual_tests;
 mod words;
 pub mod workload;
 

@@ -166,7 +166,8 @@ impl Report {
         }
         let first = records.first().map_or(0.0, |record| record.sent_ms);
         let last_sent = records.last().map_or(0.0, |record| record.sent_ms);
-        let ended = records.iter().map(|record| record.sent_ms + record.e2e_ms.unwrap_or(0.0)).fold(first, f64::max);
+        let ended =
+            records.iter().map(|record| record.sent_ms + record.e2e_ms.unwrap_or(0.0)).fold(first, f64::max);
         let pods: Vec<&str> = good().filter_map(|record| record.pod.as_deref()).collect();
         let by_pod = pods
             .into_iter()
@@ -189,7 +190,8 @@ impl Report {
             requests: records.len() as u64,
             failed: failures.values().sum(),
             failures,
-            requests_per_second: records.len().saturating_sub(1) as f64 * 1000.0 / (last_sent - first).max(1.0),
+            requests_per_second: records.len().saturating_sub(1) as f64 * 1000.0
+                / (last_sent - first).max(1.0),
             ttft_ms: Summary::of(good().filter_map(|record| record.ttft_ms)),
             tpot_ms: Summary::of(good().filter_map(|record| record.tpot_ms)),
             e2e_ms: Summary::of(good().filter_map(|record| record.e2e_ms)),
@@ -258,7 +260,8 @@ mod tests {
 
     #[test]
     fn failures_count_by_reason_and_stay_out_of_the_times() {
-        let records = vec![record(0.0, 10.0, None), record(500.0, 999.0, Some("connect")), record(1000.0, 30.0, None)];
+        let records =
+            vec![record(0.0, 10.0, None), record(500.0, 999.0, Some("connect")), record(1000.0, 30.0, None)];
         let report = Report::of("w", 1, records);
         assert_eq!((report.requests, report.failed, report.failures["connect"]), (3, 1, 1));
         assert_eq!(report.ttft_ms.mean, 20.0);

@@ -188,7 +188,7 @@ async fn stopped(stop: &mut Option<watch::Receiver<bool>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 impl Run {

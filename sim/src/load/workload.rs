@@ -179,7 +179,12 @@ impl Workload {
                 groups: 12,
                 group_skew: 0.6,
                 system_tokens: 900,
-                document_tokens: Lengths { mean_tokens: 1800.0, sigma: 0.6, min_tokens: 200, max_tokens: 5500 },
+                document_tokens: Lengths {
+                    mean_tokens: 1800.0,
+                    sigma: 0.6,
+                    min_tokens: 200,
+                    max_tokens: 5500,
+                },
                 question_tokens: Lengths { mean_tokens: 90.0, sigma: 0.6, min_tokens: 20, max_tokens: 400 },
                 min_output_tokens: 40,
                 max_output_tokens: 150,

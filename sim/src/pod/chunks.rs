@@ -45,14 +45,22 @@ pub(super) struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    pub(super) fn new(api: Api, id: &str, created: u64, model: &str, final_usage: bool, continuous_usage: bool) -> Self {
+    pub(super) fn new(
+        api: Api,
+        id: &str,
+        created: u64,
+        model: &str,
+        final_usage: bool,
+        continuous_usage: bool,
+    ) -> Self {
         let object = match api {
             Api::Completions => "text_completion",
             Api::Chat => "chat.completion.chunk",
         };
         let model = json!(model);
-        let opening =
-            format!("data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{created},\"model\":{model},\"choices\":[");
+        let opening = format!(
+            "data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{created},\"model\":{model},\"choices\":["
+        );
         Self { api, opening, continuous_usage, final_usage }
     }
 
@@ -64,7 +72,11 @@ impl ChunkWriter {
             Api::Chat => {
                 if usage.completion_tokens == 1 {
                     self.put(out, &["{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]"]);
-                    self.close(out, Usage { completion_tokens: 0, ..usage }, ",\"prompt_token_ids\":null,\"prompt_text\":null");
+                    self.close(
+                        out,
+                        Usage { completion_tokens: 0, ..usage },
+                        ",\"prompt_token_ids\":null,\"prompt_text\":null",
+                    );
                 }
                 self.put(out, &["{\"index\":0,\"delta\":{\"content\":\""]);
                 out.put_slice(word.as_bytes());

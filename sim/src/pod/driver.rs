@@ -101,7 +101,8 @@ impl Driver {
                 // The size was checked against the same profile before it came here; should it fail all
                 // the same, dropping `deliveries` breaks the response off.
                 if self.engine.submit(submission).is_ok() {
-                    self.waiters.insert(id, Waiter { deliveries, arrived, last_token: arrived, prompt_tokens });
+                    self.waiters
+                        .insert(id, Waiter { deliveries, arrived, last_token: arrived, prompt_tokens });
                 }
             }
             Command::Abort(id) => {

@@ -72,7 +72,8 @@ async fn infer(shared: Arc<Shared>, api: Api, body: Bytes) -> Response {
     };
     let (created, model) = (super::unix_seconds(), shared.options.model.as_str());
     if request.stream {
-        let writer = ChunkWriter::new(api, &name, created, model, request.include_usage, request.continuous_usage);
+        let writer =
+            ChunkWriter::new(api, &name, created, model, request.include_usage, request.continuous_usage);
         let body = Body::new(AnswerBody::new(answer, writer));
         respond(&shared, StatusCode::OK, "text/event-stream; charset=utf-8", body)
     } else {
@@ -147,7 +148,8 @@ async fn fault(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     };
     if let Some(factor) = switches.slow {
         if !(0.01..=1000.0).contains(&factor) {
-            return (StatusCode::BAD_REQUEST, format!("`slow` is {factor}: use 0.01 to 1000\n")).into_response();
+            return (StatusCode::BAD_REQUEST, format!("`slow` is {factor}: use 0.01 to 1000\n"))
+                .into_response();
         }
         shared.faults.set_slow(factor);
     }

@@ -18,7 +18,11 @@ pub(super) fn page(shared: &Shared) -> String {
     let mut page = Page { out: String::with_capacity(16 << 10), shared };
     gauges(&mut page, &board);
     counters(&mut page, &board);
-    page.histogram("time_to_first_token_seconds", "Histogram of time to first token in seconds.", &board.ttft);
+    page.histogram(
+        "time_to_first_token_seconds",
+        "Histogram of time to first token in seconds.",
+        &board.ttft,
+    );
     page.histogram("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", &board.itl);
     page.histogram("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", &board.e2e);
     cache_config(&mut page);
@@ -57,7 +61,11 @@ fn counters(page: &mut Page<'_>, board: &Board) {
         "Prefix cache hits, in terms of number of cached tokens.",
         &[(&[], engine.prefix_hit_tokens)],
     );
-    page.counter("num_preemptions", "Cumulative number of preemption from the engine.", &[(&[], engine.preemptions)]);
+    page.counter(
+        "num_preemptions",
+        "Cumulative number of preemption from the engine.",
+        &[(&[], engine.preemptions)],
+    );
     page.counter("prompt_tokens", "Number of prefill tokens processed.", &[(&[], board.prompt_tokens)]);
     page.counter(
         "prompt_tokens_by_source",
@@ -68,7 +76,11 @@ fn counters(page: &mut Page<'_>, board: &Board) {
             (&[("source", "external_kv_transfer")], 0),
         ],
     );
-    page.counter("generation_tokens", "Number of generation tokens processed.", &[(&[], engine.generated_tokens)]);
+    page.counter(
+        "generation_tokens",
+        "Number of generation tokens processed.",
+        &[(&[], engine.generated_tokens)],
+    );
     page.counter(
         "request_success",
         "Count of successfully processed requests.",
@@ -184,7 +196,8 @@ impl Page<'_> {
         let mut cumulative = 0;
         for (at, count) in histogram.counts.iter().enumerate() {
             cumulative += count;
-            let bound = histogram.bounds.get(at).map_or_else(|| "+Inf".to_owned(), |bound| format!("{bound:?}"));
+            let bound =
+                histogram.bounds.get(at).map_or_else(|| "+Inf".to_owned(), |bound| format!("{bound:?}"));
             self.sample(&format!("{name}_bucket"), &[("le", &bound)], cumulative as f64);
         }
         self.sample(&format!("{name}_count"), &[], cumulative as f64);

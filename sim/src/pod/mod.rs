@@ -20,7 +20,7 @@ mod driver;
 mod faults;
 mod http;
 mod metrics;
-mod openai;
+pub(crate) mod openai;
 mod server;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -85,7 +85,14 @@ impl PodOptions {
     /// A pod with this hardware, on any port, without `/sim` endpoints.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self { profile, model: DEFAULT_MODEL.to_owned(), name: String::new(), port: 0, seed: 0, sim_endpoints: false }
+        Self {
+            profile,
+            model: DEFAULT_MODEL.to_owned(),
+            name: String::new(),
+            port: 0,
+            seed: 0,
+            sim_endpoints: false,
+        }
     }
 }
 

@@ -16,26 +16,26 @@ pub const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Which of the two APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Api {
+pub(crate) enum Api {
     Completions,
     Chat,
 }
 
 /// A request that the engine can take.
 #[derive(Debug)]
-pub(super) struct PodRequest {
-    pub(super) prompt: TokenBlocks,
-    pub(super) max_tokens: u32,
-    pub(super) stream: bool,
-    pub(super) include_usage: bool,
+pub(crate) struct PodRequest {
+    pub(crate) prompt: TokenBlocks,
+    pub(crate) max_tokens: u32,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
     /// Usage in every chunk.
-    pub(super) continuous_usage: bool,
+    pub(crate) continuous_usage: bool,
 }
 
 /// An error body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ApiError {
-    pub(super) status: u16,
+pub(crate) struct ApiError {
+    pub(crate) status: u16,
     kind: &'static str,
     param: Option<&'static str>,
     message: String,
@@ -47,12 +47,12 @@ impl ApiError {
     }
 
     /// What a fault switch answers with.
-    pub(super) fn fault(status: u16) -> Self {
+    pub(crate) fn fault(status: u16) -> Self {
         let kind = if status == 429 { "TooManyRequestsError" } else { "InternalServerError" };
         Self { status, kind, param: None, message: format!("fault switched on: status {status}") }
     }
 
-    pub(super) fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}})
             .to_string()
     }
@@ -118,9 +118,10 @@ struct Part {
 }
 
 /// Reads a request body for a pod that serves `model` on `profile`.
-pub(super) fn read(api: Api, body: &[u8], model: &str, profile: &Profile) -> Result<PodRequest, ApiError> {
-    let body: Body = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad_request(None, format!("request body is not a request of this API: {error}")))?;
+pub(crate) fn read(api: Api, body: &[u8], model: &str, profile: &Profile) -> Result<PodRequest, ApiError> {
+    let body: Body = serde_json::from_slice(body).map_err(|error| {
+        ApiError::bad_request(None, format!("request body is not a request of this API: {error}"))
+    })?;
     if body.model.as_deref().is_some_and(|asked| asked != model) {
         return Err(ApiError {
             status: 404,
@@ -136,7 +137,10 @@ pub(super) fn read(api: Api, body: &[u8], model: &str, profile: &Profile) -> Res
         return Err(ApiError::bad_request(Some("n"), "this pod answers one choice; use n = 1".to_owned()));
     }
     if body.echo == Some(true) {
-        return Err(ApiError::bad_request(Some("echo"), "this pod does not echo prompts; leave echo out".to_owned()));
+        return Err(ApiError::bad_request(
+            Some("echo"),
+            "this pod does not echo prompts; leave echo out".to_owned(),
+        ));
     }
     let prompt = match api {
         Api::Completions => completion_prompt(body.prompt, model, profile.block_tokens)?,
@@ -173,14 +177,21 @@ fn too_large(error: SubmitError, prompt_tokens: u32, max_tokens: u32) -> ApiErro
                  input prompt or the number of requested output tokens. (parameter=max_tokens, value={max_tokens})"
             ),
         ),
-        SubmitError::NoOutput => {
-            ApiError::bad_request(Some("max_tokens"), format!("max_tokens must be at least 1, got {max_tokens}."))
+        SubmitError::NoOutput => ApiError::bad_request(
+            Some("max_tokens"),
+            format!("max_tokens must be at least 1, got {max_tokens}."),
+        ),
+        SubmitError::EmptyPrompt => {
+            ApiError::bad_request(Some("prompt"), "The prompt cannot be empty.".to_owned())
         }
-        SubmitError::EmptyPrompt => ApiError::bad_request(Some("prompt"), "The prompt cannot be empty.".to_owned()),
     }
 }
 
-fn completion_prompt(field: Option<PromptField>, model: &str, block_tokens: u32) -> Result<TokenBlocks, ApiError> {
+fn completion_prompt(
+    field: Option<PromptField>,
+    model: &str,
+    block_tokens: u32,
+) -> Result<TokenBlocks, ApiError> {
     let several = || ApiError::bad_request(Some("prompt"), "this pod takes one prompt a request".to_owned());
     let of_ids = |ids: &[u32]| {
         let mut blocks = TokenBlocks::new(model, block_tokens);
@@ -204,7 +215,11 @@ fn completion_prompt(field: Option<PromptField>, model: &str, block_tokens: u32)
 
 /// The chat template: each message as `<|role|>content<|end|>`, then the mark that opens the answer. An
 /// answer that comes back as an assistant message stands exactly where it was generated.
-fn chat_prompt(messages: Option<Vec<Message>>, model: &str, block_tokens: u32) -> Result<TokenBlocks, ApiError> {
+fn chat_prompt(
+    messages: Option<Vec<Message>>,
+    model: &str,
+    block_tokens: u32,
+) -> Result<TokenBlocks, ApiError> {
     let messages = messages.unwrap_or_default();
     if messages.is_empty() {
         return Err(ApiError::bad_request(Some("messages"), "`messages` is missing or empty".to_owned()));
@@ -270,7 +285,9 @@ mod tests {
 
     #[test]
     fn prompts_may_be_text_ids_or_a_list_of_one() {
-        let tokens = |prompt| read_one(Api::Completions, &json!({"prompt": prompt})).map(|request| request.prompt.len());
+        let tokens = |prompt| {
+            read_one(Api::Completions, &json!({"prompt": prompt})).map(|request| request.prompt.len())
+        };
         assert_eq!(tokens(json!("one two")), Ok(2));
         assert_eq!(tokens(json!(["one two"])), Ok(2));
         assert_eq!(tokens(json!([5, 6, 7])), Ok(3));
@@ -289,7 +306,10 @@ mod tests {
         let error = read_one(Api::Completions, &json!({"prompt": vec![1; 20_000]})).unwrap_err();
         assert!(error.to_json().contains("maximum context length is 16384 tokens"), "{}", error.to_json());
         assert_eq!(read_one(Api::Chat, &json!({"messages": []})).unwrap_err().status, 400);
-        assert_eq!(read_one(Api::Completions, &json!({"prompt": "x", "max_tokens": 0})).unwrap_err().status, 400);
+        assert_eq!(
+            read_one(Api::Completions, &json!({"prompt": "x", "max_tokens": 0})).unwrap_err().status,
+            400
+        );
         assert_eq!(read_one(Api::Completions, &json!({"prompt": "x", "n": 2})).unwrap_err().status, 400);
     }
 }

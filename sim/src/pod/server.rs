@@ -58,7 +58,8 @@ pub(super) async fn serve(shared: Arc<Shared>, listener: TcpListener, address: S
 async fn connection(shared: Arc<Shared>, stream: TcpStream, router: Router) {
     // A token is a small write; with Nagle's algorithm it would wait for the acknowledgement of the last.
     let _ = stream.set_nodelay(true);
-    let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let serving =
+        http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::select! {
         // A client that hangs up ends in an error here; its request is aborted by the body's drop.
         _ = serving => {}
