@@ -48,4 +48,6 @@ mod sdk;
 pub mod slots;
 pub mod state;
 pub mod stream;
+#[cfg(test)]
+mod testing;
 pub mod vm;

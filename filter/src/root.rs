@@ -28,7 +28,7 @@ const MAX_TICK_MS: u32 = 50;
 enum Refused {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("model generation {generation}: {error}")]
+    #[error("generation {generation}: {error}")]
     Model { generation: u64, error: ModelError },
     #[error("it could not be read: {0}")]
     Host(#[from] HostError),
@@ -143,3 +143,6 @@ impl Root {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,6 +101,7 @@ pub struct State {
     reported: Option<(u8, u64)>,
     applied: u64,
     complained_us: Option<u64>,
+    hinted: bool,
 }
 
 impl State {
@@ -126,7 +127,14 @@ impl State {
             reported: None,
             applied: 0,
             complained_us: None,
+            hinted: false,
         }
+    }
+
+    /// The model in use.
+    #[must_use]
+    pub fn model(&self) -> Option<Arc<Model>> {
+        self.loaded.model.as_ref().map(|(_, model)| Arc::clone(model))
     }
 
     /// The model in use, if it has this tag.
@@ -169,6 +177,16 @@ impl State {
         if self.complained_us.is_none_or(|at_us| now_us >= at_us + COMPLAIN_EVERY_US) {
             self.complained_us = Some(now_us);
             log::warn!("{error}; requests go on by Envoy's own policy where it matters");
+        }
+    }
+
+    /// A request was closed while its headers were held and before any of its body came. Once in a while that is a
+    /// client that left; always, it is Envoy's configuration. Said once.
+    pub fn hint_at_held_headers(&mut self) {
+        if !core::mem::replace(&mut self.hinted, true) {
+            log::warn!(
+                "a request was closed while its headers were held and before any of its body came: if this happens to every request, set allow_on_headers_stop_iteration: true in the filter's PluginConfig"
+            );
         }
     }
 

@@ -94,3 +94,6 @@ impl Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

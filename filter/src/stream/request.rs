@@ -46,7 +46,7 @@ fn read_head(packed: &[u8], pick_header: &str) -> Head {
                     core::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
             }
             b"content-encoding" => {
-                head.encoded |= !value.is_empty() && !value.eq_ignore_ascii_case(b"identity")
+                head.encoded |= !value.is_empty() && !value.eq_ignore_ascii_case(b"identity");
             }
             _ if name == pick_header.as_bytes() || name.starts_with(OWN_PREFIX) => {
                 head.wants_explain |= name == EXPLAIN_HEADER.as_bytes() && value == b"1";

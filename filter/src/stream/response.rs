@@ -140,10 +140,11 @@ impl Stream {
             Phase::Passing => {}
             Phase::Holding(_) => {
                 self.phase = Phase::Passing;
-                if !self.body_seen {
-                    log::warn!(
-                        "a request was closed while its headers were held and none of its body came: if this happens to every request, set allow_on_headers_stop_iteration: true in the filter's PluginConfig"
-                    );
+                if !self.body_seen
+                    && let Some((state, _)) = &self.routing
+                    && let Ok(mut state) = state.try_borrow_mut()
+                {
+                    state.hint_at_held_headers();
                 }
             }
             Phase::Routed(routed) if routed.ended => {}
@@ -180,7 +181,7 @@ impl Stream {
         state.publish(host, segment, now_us);
         if sample.streamed && sample.status == 200 {
             record_times(&sample, |metric, ms| {
-                metrics.record(host, metric, u64_of_f64(f64::from(ms).round()))
+                metrics.record(host, metric, u64_of_f64(f64::from(ms).round()));
             });
         }
         state.take_sample(host, metrics, &sample, now_us);

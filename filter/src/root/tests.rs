@@ -1,0 +1,169 @@
+use std::rc::Rc;
+
+use crate::host::mock::World;
+use crate::testing::{Worker, body, config, good_model, model};
+
+fn world() -> Rc<World> {
+    let world = World::default();
+    world.now_us.set(1_000_000);
+    Rc::new(world)
+}
+
+#[test]
+fn reading_a_configuration_writes_nothing_that_others_see() {
+    let world = world();
+    let mut canary = Worker::unconfigured(&world);
+    assert!(canary.configure(&config(&good_model(1))));
+    assert!(canary.host.shared_keys().is_empty());
+    assert_eq!(canary.host.count("proxy_http_call"), 0);
+    assert_eq!(canary.host.metric("foretoken_models_applied_total"), Vec::<u64>::new());
+}
+
+#[test]
+fn a_bad_configuration_is_refused_and_the_old_one_stays() {
+    let mut worker = Worker::new(&world(), &config(""));
+    for bad in ["", "{", r#"{"cluster":"pods"}"#, &config(r#","polcy":{}"#)] {
+        assert!(!worker.push(bad).0, "{bad:?}");
+    }
+    worker.send("hello", &[]);
+    assert!(worker.picked().is_some());
+    assert_eq!(worker.host.counter("foretoken_models_refused_total"), 0);
+}
+
+#[test]
+fn a_bad_model_is_refused_and_counted_and_the_old_one_serves() {
+    let mut worker = Worker::new(&world(), &config(&good_model(7)));
+    let bad = r#","model":{"generation":8,"onnx_deflate_base64":"AAAA"}"#;
+    assert!(!worker.push(&config(bad)).0);
+    assert!(!worker.push(&config(&model(9, "foretoken-0"))).0);
+    worker.tick();
+    assert_eq!(worker.host.counter("foretoken_models_refused_total"), 2);
+    assert_eq!(worker.host.metric("foretoken_model_generation;worker=0"), [7]);
+    worker.send("hello", &[]);
+    assert_eq!(worker.host.counter("foretoken_picks_total;rung=model"), 1);
+}
+
+#[test]
+fn a_push_reaches_new_requests_and_reports_its_generation() {
+    let mut worker = Worker::new(&world(), &config(""));
+    let mut old = worker.send("hello", &[]);
+    let (taken, mut old_root) = worker.push(&config(&good_model(1)));
+    assert!(taken);
+    worker.send("hello", &[]);
+    assert_eq!(worker.host.counter("foretoken_picks_total;rung=prior"), 1);
+    assert_eq!(worker.host.counter("foretoken_picks_total;rung=model"), 1);
+    worker.tick();
+    assert_eq!(worker.host.counter("foretoken_models_applied_total"), 1);
+    assert_eq!(worker.host.metric("foretoken_model_generation;worker=0"), [1]);
+
+    // The request that the old root sent ends in the same books, and the old root's end disturbs nobody.
+    worker.answer_head(&mut old, "10.0.0.1:80", 1);
+    worker.answer_part(&mut old, crate::testing::ANSWER, true);
+    worker.close(old);
+    old_root.done();
+    assert_eq!(worker.inflight(), 1);
+    let calls = worker.host.count("proxy_get_shared_data");
+    old_root.tick();
+    assert_eq!(worker.host.count("proxy_get_shared_data"), calls, "an old root's tick does nothing");
+    worker.tick();
+    assert!(worker.host.count("proxy_get_shared_data") > calls);
+}
+
+#[test]
+fn the_same_model_under_other_settings_is_not_parsed_again() {
+    let mut worker = Worker::new(&world(), &config(&good_model(1)));
+    let model_of = |worker: &Worker| Rc::clone(&worker.vm.state("foretoken/foretoken/pods").unwrap());
+    let before = model_of(&worker).borrow().model().unwrap();
+    assert!(worker.push(&config(&format!(r#","explain":{{"allow":true}}{}"#, good_model(1)))).0);
+    assert!(std::sync::Arc::ptr_eq(&before, &model_of(&worker).borrow().model().unwrap()));
+    assert!(worker.push(&config(&good_model(2))).0);
+    assert!(!std::sync::Arc::ptr_eq(&before, &model_of(&worker).borrow().model().unwrap()));
+    assert!(worker.push(&config("")).0);
+    assert!(model_of(&worker).borrow().model().is_none());
+}
+
+#[test]
+fn when_the_newest_root_goes_another_one_of_the_scope_takes_its_place() {
+    let mut worker = Worker::new(&world(), &config(&good_model(1)));
+    let (_, mut older) = worker.push(&config(""));
+    worker.tick();
+    assert_eq!(worker.host.metric("foretoken_model_generation;worker=0"), [0]);
+    worker.root.done();
+    older.tick();
+    assert_eq!(worker.host.metric("foretoken_model_generation;worker=0"), [1]);
+}
+
+#[test]
+fn filters_of_other_clusters_in_the_same_vm_keep_apart() {
+    let mut worker = Worker::new(&world(), &config(""));
+    worker.send("hello", &[]);
+    assert!(worker.push(r#"{"cluster":"other","endpoints":{"addresses":["10.0.9.9:80"]}}"#).0);
+    worker.tick();
+    worker.send("hello", &[]);
+    assert_eq!(worker.picked().as_deref(), Some("10.0.9.9:80"));
+}
+
+#[test]
+fn one_worker_polls_and_the_others_know_what_it_heard() {
+    let world = world();
+    let text = r#"{"cluster":"pods","endpoints":{"admin_cluster":"admin"}}"#;
+    let (mut main, mut worker) = (Worker::unconfigured(&world), Worker::unconfigured(&world));
+    assert!(main.configure(text) && worker.configure(text));
+    main.tick();
+    worker.tick();
+    assert_eq!(worker.host.count("proxy_http_call"), 0, "only the holder of the lease polls");
+
+    let (mut stream, _) = worker.open(&[]);
+    let bytes = body("hi");
+    worker.host.set_buffer(crate::host::Buffer::RequestBody, bytes.as_bytes());
+    stream.request_body(bytes.len(), true);
+    assert_eq!(worker.host.counter("foretoken_fallback_total;reason=no_candidates"), 1);
+
+    let listing = main.calls_to("admin");
+    assert_eq!(listing[0].header(":path"), "/clusters?format=json&filter=%5Epods%24");
+    let hosts = r#"{"cluster_statuses":[{"name":"pods","host_statuses":[
+        {"address":{"socket_address":{"address":"10.0.0.5","port_value":80}},"health_status":{"eds_health_status":"HEALTHY"}}]}]}"#;
+    main.answer(&listing[0], 200, hosts);
+    assert_eq!(main.host.metric("foretoken_pods"), [1]);
+    worker.send("hi", &[]);
+    assert_eq!(worker.picked().as_deref(), Some("10.0.0.5:80"));
+
+    main.tick();
+    let pages = main.calls_to("pods");
+    assert_eq!(
+        (pages[0].header(":path"), pages[0].header(crate::testing::PICK)),
+        ("/metrics", "10.0.0.5:80")
+    );
+    main.answer(&pages[0], 500, "");
+    assert_eq!(main.host.counter("foretoken_scrape_failures_total"), 1);
+}
+
+#[test]
+fn a_listing_that_fails_is_counted_and_the_pods_stay() {
+    let mut worker = Worker::new(&world(), r#"{"cluster":"pods","endpoints":{"admin_cluster":"admin"}}"#);
+    let listing = worker.calls_to("admin");
+    worker.answer(&listing[0], 200, r#"{"cluster_statuses":[]}"#);
+    assert_eq!(worker.host.counter("foretoken_listing_failures_total"), 1);
+    worker.host.fail("proxy_http_call");
+    for _ in 0..40 {
+        worker.tick();
+    }
+    assert!(worker.host.counter("foretoken_listing_failures_total") > 1);
+}
+
+#[test]
+fn a_callout_whose_root_went_away_is_written_off() {
+    let mut worker = Worker::new(&world(), &config(r#","samples":{"cluster":"trainer"}"#));
+    let mut stream = worker.send("hello", &[]);
+    worker.answer_head(&mut stream, "10.0.0.1:80", 1);
+    worker.answer_part(&mut stream, crate::testing::ANSWER, true);
+    assert_eq!(worker.samples().len(), 1);
+    // No answer comes to either of the next two: without writing off, nothing would be sent any more.
+    for _ in 0..(12_000 / 50) {
+        worker.tick();
+    }
+    let again = worker.calls_to("trainer");
+    assert_eq!(again.len(), 1, "the sample is sent again");
+    worker.answer(&again[0], 204, "");
+    assert_eq!(worker.host.counter("foretoken_samples_sent_total"), 1);
+}
