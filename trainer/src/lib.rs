@@ -11,6 +11,7 @@ pub mod parity;
 pub mod publish;
 pub mod registry;
 pub mod score;
+pub mod serve;
 pub mod store;
 #[doc(hidden)]
 pub mod synthetic;

@@ -1,0 +1,274 @@
+//! The trainer as a service: samples in, models out.
+//!
+//! Three tasks around one shared [`State`]: the HTTP server ([`api`]), the discovery server
+//! ([`crate::publish::xds`]) and the loop that fits ([`learn`]). None of them is in the path of a request: when
+//! this process is gone, Envoy goes on with the model it has.
+
+pub mod api;
+pub mod learn;
+pub mod status;
+
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio_stream::wrappers::TcpListenerStream;
+
+use self::status::{FitStatus, Pending};
+use crate::fit::FitOptions;
+use crate::metrics::Metrics;
+use crate::publish::nodes::Nodes;
+use crate::publish::xds::{Ecds, ExtensionConfigDiscoveryServiceServer};
+use crate::publish::{Publications, Template, file};
+use crate::registry::{Registry, RegistryError};
+use crate::store::{Bounds, Store, StoreError};
+use crate::xgb::Xgboost;
+
+/// HTTP/2 pings find an Envoy that went without a word.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// What a service needs.
+#[derive(Debug)]
+pub struct ServeOptions {
+    /// Where samples, status and metrics are served.
+    pub listen: SocketAddr,
+    /// Where Envoys ask for the configuration.
+    pub xds_listen: SocketAddr,
+    /// File that is written with every publication as well.
+    pub ecds_file: Option<PathBuf>,
+    /// What is published.
+    pub template: Template,
+    /// Where samples and models are kept.
+    pub data_dir: PathBuf,
+    /// Clean samples that the first fit needs.
+    pub min_samples: usize,
+    /// Shortest time from the start of a fit to that of the next.
+    pub refit_interval: Duration,
+    /// Token that samples and commands must carry; empty for none.
+    pub token: String,
+    /// Publish nothing until released.
+    pub hold: bool,
+    /// Bounds of the sample store.
+    pub bounds: Bounds,
+    /// How to fit.
+    pub fit: FitOptions,
+}
+
+/// Why a service could not start or go on.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The sample store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The published models.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A port.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The HTTP server.
+    #[error("HTTP server: {0}")]
+    Http(std::io::Error),
+    /// The discovery server.
+    #[error("discovery server: {0}")]
+    Xds(#[from] tonic::transport::Error),
+    /// The metrics table.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// A task ended in a way that it must not.
+    #[error("a task ended unexpectedly: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Where a running service listens.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Ready {
+    /// Samples, status, metrics.
+    pub listen: SocketAddr,
+    /// Discovery.
+    pub xds: SocketAddr,
+}
+
+/// What the tasks share.
+#[derive(Debug)]
+pub struct State {
+    pub(crate) xgboost: Xgboost,
+    pub(crate) template: Template,
+    pub(crate) token: String,
+    pub(crate) min_samples: usize,
+    pub(crate) refit_interval: Duration,
+    pub(crate) fit_options: FitOptions,
+    store: Mutex<Store>,
+    registry: Mutex<Registry>,
+    fits: Mutex<FitStatus>,
+    pending: Mutex<Option<Pending>>,
+    held: AtomicBool,
+    pub(crate) duplicates: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+    /// There are new samples, or the hold has ended.
+    pub(crate) news: Notify,
+    pub(crate) publications: Publications,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Turns true when the service ends.
+    pub(crate) stop: watch::Sender<bool>,
+}
+
+/// A panic while a lock was held (none is known of) must not take the rest of the service down.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    fn open(options: &ServeOptions, xgboost: Xgboost) -> Result<Self, ServeError> {
+        let store = Store::open(&options.data_dir.join("samples"), options.bounds)?;
+        let registry = Registry::open(&options.data_dir.join("models"))?;
+        let metrics = Arc::new(Metrics::new()?);
+        let (generation, onnx) = match registry.current() {
+            Some((version, onnx)) => (version.generation, Some(onnx)),
+            None => (registry.last_generation(), None),
+        };
+        let publication = options.template.publication(generation, onnx);
+        metrics.generation.set(i64::try_from(publication.generation).unwrap_or(i64::MAX));
+        metrics.model_bytes.set(onnx.map_or(0, |onnx| i64::try_from(onnx.len()).unwrap_or(i64::MAX)));
+        metrics.held.set(options.hold.into());
+        metrics.window.set(i64::try_from(store.window_len()).unwrap_or(i64::MAX));
+        let (samples, clean, unreadable) = store.counts();
+        tracing::info!(samples, clean, unreadable, generation, "data read");
+        Ok(Self {
+            xgboost,
+            template: options.template.clone(),
+            token: options.token.clone(),
+            min_samples: options.min_samples,
+            refit_interval: options.refit_interval,
+            fit_options: options.fit.clone(),
+            store: Mutex::new(store),
+            registry: Mutex::new(registry),
+            fits: Mutex::default(),
+            pending: Mutex::default(),
+            held: AtomicBool::new(options.hold),
+            duplicates: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            news: Notify::new(),
+            publications: Publications::new(Arc::new(publication)),
+            nodes: Arc::new(Nodes::default()),
+            metrics,
+            stop: watch::Sender::new(false),
+        })
+    }
+
+    pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
+        lock(&self.store)
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        lock(&self.registry)
+    }
+
+    pub(crate) fn fits(&self) -> MutexGuard<'_, FitStatus> {
+        lock(&self.fits)
+    }
+
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
+        lock(&self.pending)
+    }
+
+    /// Whether nothing is published.
+    pub(crate) fn held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// Holds or releases; a model that was held back is published at the release.
+    pub(crate) fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::SeqCst);
+        self.metrics.held.set(held.into());
+        tracing::info!(held, "hold");
+        self.news.notify_one();
+    }
+
+    async fn stopped(&self) {
+        let mut stop = self.stop.subscribe();
+        // An error means that the sender is gone: the end as well.
+        let _ = stop.wait_for(|stop| *stop).await;
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let fail = |source| ServeError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(fail)?;
+    let bound = listener.local_addr().map_err(fail)?;
+    Ok((listener, bound))
+}
+
+/// Serves until `end` is done; `ready` is told the addresses once everything can be reached.
+///
+/// # Errors
+/// [`ServeError`] when it cannot start or a server fails.
+pub async fn serve(
+    options: ServeOptions,
+    xgboost: Xgboost,
+    ready: impl FnOnce(Ready),
+    end: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let (http, http_address) = listen(options.listen).await?;
+    let (xds, xds_address) = listen(options.xds_listen).await?;
+    let (options, state) = tokio::task::spawn_blocking(move || {
+        let state = State::open(&options, xgboost)?;
+        Ok::<_, ServeError>((options, Arc::new(state)))
+    })
+    .await??;
+
+    if let Some(path) = options.ecds_file {
+        let first = state.publications.borrow().clone();
+        file::write(&path, &first)?;
+        tokio::spawn(file::follow(path, state.publications.subscribe()));
+    }
+    let ecds = Ecds::new(
+        state.publications.subscribe(),
+        state.stop.subscribe(),
+        state.nodes.clone(),
+        state.metrics.clone(),
+    );
+    let ending = state.clone();
+    let mut xds_server = tokio::spawn(
+        tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .add_service(ExtensionConfigDiscoveryServiceServer::new(ecds))
+            .serve_with_incoming_shutdown(TcpListenerStream::new(xds), async move { ending.stopped().await }),
+    );
+    let ending = state.clone();
+    let mut http_server = tokio::spawn(
+        axum::serve(http, api::router(state.clone()))
+            .with_graceful_shutdown(async move { ending.stopped().await })
+            .into_future(),
+    );
+    let mut learner = tokio::spawn(learn::run(state.clone()));
+
+    ready(Ready { listen: http_address, xds: xds_address });
+    let early = tokio::select! {
+        () = end => None,
+        ended = &mut xds_server => Some(ended?.map_err(ServeError::from)),
+        ended = &mut http_server => Some(ended?.map_err(ServeError::Http)),
+        ended = &mut learner => Some(ended.map_err(ServeError::from)),
+    };
+    if let Some(ended) = early {
+        return ended;
+    }
+    tracing::info!("ending");
+    state.stop.send_replace(true);
+    learner.await?;
+    xds_server.await??;
+    http_server.await?.map_err(ServeError::Http)
+}
