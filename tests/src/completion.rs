@@ -29,15 +29,15 @@ impl Request {
     }
 }
 
-/// The costs in an explanation, ms, unweighted.
+/// The costs in an explanation, unweighted.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Cost {
+pub struct CostMs {
     /// Own completion.
-    pub own_ms: f64,
+    pub own: f64,
     /// Delay to what the pod holds.
-    pub others_ms: f64,
+    pub others: f64,
     /// Delay to what it will soon get.
-    pub future_ms: f64,
+    pub future: f64,
 }
 
 /// The second choice in an explanation.
@@ -68,7 +68,7 @@ pub struct Explain {
     /// Predicted TPOT, median and 90th percentile.
     pub tpot_ms: [f64; 2],
     /// The cost's terms.
-    pub cost_ms: Cost,
+    pub cost_ms: CostMs,
     /// Their weighted sum.
     pub total_ms: f64,
     /// The second choice.

@@ -27,8 +27,8 @@ async fn the_explanation_is_of_the_decision_that_was_taken() -> Result<()> {
         assert_eq!(explain.candidates, 3);
         assert!(explain.ttft_ms[0] > 0.0 && explain.ttft_ms[0] <= explain.ttft_ms[1], "{explain:?}");
         assert!(explain.tpot_ms[0] > 0.0 && explain.tpot_ms[0] <= explain.tpot_ms[1], "{explain:?}");
-        assert!(explain.cost_ms.own_ms >= explain.ttft_ms[0], "{explain:?}");
-        assert!(explain.cost_ms.others_ms >= 0.0 && explain.cost_ms.future_ms >= 0.0, "{explain:?}");
+        assert!(explain.cost_ms.own >= explain.ttft_ms[0], "{explain:?}");
+        assert!(explain.cost_ms.others >= 0.0 && explain.cost_ms.future >= 0.0, "{explain:?}");
         assert!(explain.cached_tokens <= explain.prompt_tokens, "{explain:?}");
         let runner_up = explain.runner_up.as_ref().expect("three pods were compared");
         assert_ne!(runner_up.pod, explain.pod);

@@ -32,7 +32,8 @@ fn cases() -> Vec<Case> {
         post("body_not_json", "{\"model\": \"m\", \"prompt\": "),
         post("body_not_json", vec![0xff, 0xfe, 0x00, 0x80]),
         // Deep nesting is how a recursive reader is made to overflow its stack.
-        post("body_not_json", "[".repeat(1 << 20)),
+        post("body_not_json", format!("{{\"x\": {}", "[".repeat(1 << 20))),
+        post("body_not_request", "[".repeat(1 << 20)),
         post("body_not_request", "[]"),
         post("body_not_request", "{\"model\": \"m\"}"),
         post("body_not_request", "{\"model\": 7, \"prompt\": {\"a\": 1}}"),
@@ -64,7 +65,8 @@ async fn what_cannot_be_read_reaches_a_pod_unchanged_and_is_counted_by_reason() 
         assert_eq!(received.len(), 1, "{label}");
         assert!(received[0].body == case.body, "{label}: the body changed on its way");
         let after = envoy.stats().await?.labelled("foretoken_fallback_total", "reason", case.reason);
-        assert_eq!(after, before + 1, "{label}: expected reason {}", case.reason);
+        let reasons = envoy.stats().await?.by_label("foretoken_fallback_total", "reason");
+        assert_eq!(after, before + 1, "{label}: expected reason {}, counted {reasons:?}", case.reason);
     }
 
     // After all that, a request is still routed.

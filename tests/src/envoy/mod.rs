@@ -173,7 +173,7 @@ impl Envoy {
     pub async fn stats(&self) -> Result<Stats> {
         let page = http::get_json(
             self.admin,
-            "/stats?format=json&filter=wasmcustom%7Cextension_config_discovery%7Cupstream_rq%7Cwasm%5C.%7Cworker_%5Cd",
+            "/stats?format=json&filter=wasmcustom%7Cextension_config_discovery%7Cupstream_rq%7Cwasm%5C.",
         )
         .await?;
         Stats::from_json(&page)
@@ -274,15 +274,10 @@ impl Envoy {
     /// # Errors
     /// When the admin interface does not answer.
     pub async fn connections_by_worker(&self) -> Result<Vec<u64>> {
-        let page = http::get_json(self.admin, "/stats?format=json&filter=worker_%5Cd%2B.downstream_cx_total")
-            .await?;
-        let port = format!("_{}.", self.llm.port());
+        const COUNTERS: &str = "/stats?format=json&filter=listener.llm.worker_%5Cd%2B.downstream_cx_total";
+        let page = http::get_json(self.admin, COUNTERS).await?;
         let entries = page["stats"].as_array().map(Vec::as_slice).unwrap_or_default();
-        Ok(entries
-            .iter()
-            .filter(|entry| entry["name"].as_str().is_some_and(|name| name.contains(&port)))
-            .filter_map(|entry| entry["value"].as_u64())
-            .collect())
+        Ok(entries.iter().filter_map(|entry| entry["value"].as_u64()).collect())
     }
 
     /// Waits until Envoy's health check says this of a pod.
