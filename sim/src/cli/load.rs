@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Seed: the same one sends the same requests.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long requests are sent; those in flight are waited for.
+    /// How long requests are sent if answers take the assumed time; all are sent and waited for.
     #[arg(long, default_value_t = 40.0, value_name = "S")]
     seconds: f64,
     /// A request that takes longer fails.

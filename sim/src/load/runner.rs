@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::client::{Client, ClientError, base_url};
 use super::report::{Record, Report};
-use super::script::{Conversation, Outline, expected_requests, outlines};
+use super::script::{Conversation, Outline, outlines, planned_requests};
 use super::workload::{Workload, WorkloadError};
 
 /// How often the progress callback is called.
@@ -54,7 +54,8 @@ pub struct RunOptions {
     pub balance: Balance,
     /// Seed of everything that is drawn.
     pub seed: u64,
-    /// How long requests are sent; then those in flight are waited for.
+    /// How long requests would be sent if answers took the workload's assumed time. All of them are sent and
+    /// waited for, however long they take.
     pub seconds: f64,
     /// Pods behind the targets; multiplies the rates.
     pub pods: u32,
@@ -95,7 +96,7 @@ pub struct Progress {
     pub failed: u64,
     /// Requests in flight.
     pub in_flight: u64,
-    /// Requests expected in all: an estimate, at least `done`.
+    /// Requests in all; fewer come when a conversation ends with a failure.
     pub total: u64,
     /// Time since the start, seconds.
     pub seconds: f64,
@@ -110,7 +111,6 @@ struct Run {
     workload: Workload,
     seed: u64,
     began: Instant,
-    send_until: Instant,
     timeout: Duration,
     permits: Semaphore,
     records: Mutex<Vec<Record>>,
@@ -137,7 +137,7 @@ pub async fn run(
         return Err(RunError::NoTarget);
     }
     let plan = outlines(workload, options.seed, options.pods, options.seconds);
-    let expected = expected_requests(workload, &plan, options.seconds);
+    let expected = planned_requests(&plan);
     let began = Instant::now();
     let run = Arc::new(Run {
         client: Client::new(&options.headers)?,
@@ -147,7 +147,6 @@ pub async fn run(
         workload: workload.clone(),
         seed: options.seed,
         began,
-        send_until: began + Duration::from_secs_f64(options.seconds.max(0.0)),
         timeout: options.timeout,
         permits: Semaphore::new(options.max_in_flight.max(1)),
         records: Mutex::new(Vec::new()),
@@ -236,15 +235,12 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Plays one conversation; it ends early when a turn fails or the time for sending is over.
+/// Plays one conversation; it ends early when a turn fails.
 async fn converse(run: Arc<Run>, outline: Outline) {
     let mut conversation = Conversation::begin(&run.workload, &outline, run.seed);
     let mut due = run.began + outline.start;
     for turn in outline.past_turns..outline.turns.len() {
         tokio::time::sleep_until(due).await;
-        if Instant::now() >= run.send_until {
-            return;
-        }
         conversation.ask(turn);
         let (path, body) = conversation.request(turn);
         let Ok(_permit) = run.permits.acquire().await else { return };

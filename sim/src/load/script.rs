@@ -63,7 +63,9 @@ pub struct Conversation<'a> {
 
 /// All conversations of a run, in order of their start.
 ///
-/// `seconds` is how long conversations arrive; `pods` multiplies the rates.
+/// A conversation keeps the turns that would be sent within `seconds` if every answer took the workload's
+/// assumed time; `pods` multiplies the rates. The plan does not depend on how fast answers really come, so
+/// that routers are compared on the same requests.
 #[must_use]
 pub fn outlines(workload: &Workload, seed: u64, pods: u32, seconds: f64) -> Vec<Outline> {
     let mut rng = StdRng::seed_from_u64(chain(seed, b"arrivals"));
@@ -76,7 +78,7 @@ pub fn outlines(workload: &Workload, seed: u64, pods: u32, seconds: f64) -> Vec<
             let groups = Groups::new(shape.groups, shape.group_skew);
             let rate = shape.conversations_per_second_per_pod * pods;
             for (number, at_s) in poisson(&mut rng, rate, -longest_ms / 1000.0, seconds).enumerate() {
-                out.extend(multiturn_outline(shape, &groups, seed, number as u32, at_s));
+                out.extend(multiturn_outline(shape, &groups, seed, number as u32, at_s, seconds));
             }
         }
         Shape::SharedPrefix(shape) => {
@@ -121,28 +123,10 @@ pub fn outlines(workload: &Workload, seed: u64, pods: u32, seconds: f64) -> Vec<
     out
 }
 
-/// Requests that `outlines` would send within `seconds` if every answer took the assumed time: the length
-/// of a progress bar, not a promise.
+/// Requests in a plan.
 #[must_use]
-pub fn expected_requests(workload: &Workload, outlines: &[Outline], seconds: f64) -> u64 {
-    let answer_ms = match &workload.shape {
-        Shape::Multiturn(shape) => shape.assumed_answer_ms,
-        Shape::SharedPrefix(_) | Shape::Constant(_) => 0.0,
-    };
-    let answer = Duration::from_secs_f64(answer_ms / 1000.0);
-    let end = Duration::from_secs_f64(seconds.max(0.0));
-    let sent = |outline: &Outline| {
-        let mut at = outline.start;
-        let mut count = 0;
-        for (turn, plan) in outline.turns.iter().enumerate().skip(outline.past_turns) {
-            if turn > outline.past_turns {
-                at += answer + plan.pause;
-            }
-            count += u64::from(at < end);
-        }
-        count
-    };
-    outlines.iter().map(sent).sum()
+pub fn planned_requests(outlines: &[Outline]) -> u64 {
+    outlines.iter().map(|outline| (outline.turns.len() - outline.past_turns) as u64).sum()
 }
 
 fn poisson(rng: &mut StdRng, rate: f64, from_s: f64, to_s: f64) -> impl Iterator<Item = f64> {
@@ -162,6 +146,7 @@ fn multiturn_outline(
     seed: u64,
     number: u32,
     at_s: f64,
+    until_s: f64,
 ) -> Option<Outline> {
     let mut rng = numbers_rng(seed, number);
     let group = groups.draw(&mut rng);
@@ -181,6 +166,18 @@ fn multiturn_outline(
     while start_s < 0.0 {
         past_turns += 1;
         start_s += shape.assumed_answer_ms / 1000.0 + turns.get(past_turns)?.pause.as_secs_f64();
+    }
+    let mut sent_s = start_s;
+    let later = turns.iter().skip(past_turns + 1);
+    let kept = later
+        .take_while(|turn| {
+            sent_s += shape.assumed_answer_ms / 1000.0 + turn.pause.as_secs_f64();
+            sent_s < until_s
+        })
+        .count();
+    turns.truncate(past_turns + 1 + kept);
+    if start_s >= until_s {
+        return None;
     }
     let start = Duration::from_secs_f64(start_s);
     let shared_tokens = shape.system_tokens;
@@ -366,8 +363,7 @@ mod tests {
     fn the_demo_rate_is_level_from_the_first_second_and_scales_with_pods() {
         let workload = Workload::preset("demo").unwrap();
         let per_second = |pods, from: f64, to: f64| {
-            let outlines = outlines(&workload, 3, pods, to);
-            let until = |seconds| expected_requests(&workload, &outlines, seconds) as f64;
+            let until = |seconds| planned_requests(&outlines(&workload, 3, pods, seconds)) as f64;
             (until(to) - until(from)) / (to - from)
         };
         let (early, late) = (per_second(200, 0.0, 10.0), per_second(200, 60.0, 70.0));

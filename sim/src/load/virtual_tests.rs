@@ -85,7 +85,7 @@ fn play(policy: Policy, seed: u64, seconds: u64) -> Figures {
     let (mut times, mut tokens, mut sent) = (Vec::new(), Vec::new(), 0);
     while let Some(Reverse((now_us, event))) = queue.pop() {
         let at = match event {
-            Event::TurnIsDue { conversation } if now_us < seconds * 1_000_000 => {
+            Event::TurnIsDue { conversation } => {
                 let turn = next_turn[conversation];
                 conversations[conversation].ask(turn);
                 let (_, body) = conversations[conversation].request(turn);
@@ -110,7 +110,6 @@ fn play(policy: Policy, seed: u64, seconds: u64) -> Figures {
                     .unwrap();
                 at
             }
-            Event::TurnIsDue { .. } => continue,
             Event::StepEnds { pod } => {
                 pods[pod].stepping = false;
                 pods[pod].engine.finish_step(&mut tokens);
