@@ -1,1 +1,23 @@
-fn main() {}
+//! `foretoken-trainer`: fits models from samples and publishes them to Envoy.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // Usage errors end with 2 inside `parse`.
+    let command = cli::Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match cli::run(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("foretoken-trainer: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -10,6 +10,8 @@
 
 pub mod contract;
 pub mod ensemble;
+#[cfg(test)]
+mod golden;
 pub mod kernel;
 pub mod onnx;
 pub mod packed;

@@ -1,0 +1,86 @@
+//! The command line: one module a subcommand.
+
+mod convert;
+mod fit;
+mod golden;
+mod inspect;
+mod serve;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use foretoken_trainer::xgb::{LIBRARY_IN_REPOSITORY, LIBRARY_VARIABLE, Xgboost};
+
+/// Fits XGBoost on foretoken samples, converts it to ONNX, proves that both are the same, publishes it to Envoy.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.ndjson --out model.onnx\n  foretoken-trainer inspect model.onnx\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Serve),
+    Fit(fit::Fit),
+    Convert(convert::Convert),
+    Inspect(inspect::Inspect),
+    Golden(golden::Golden),
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// What went wrong, with where and what to do.
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Serve(serve) => serve.run(),
+        Command::Fit(fit) => fit.run(),
+        Command::Convert(convert) => convert.run(),
+        Command::Inspect(inspect) => inspect.run(),
+        Command::Golden(golden) => golden.run(),
+    }
+}
+
+/// Where XGBoost is.
+#[derive(Debug, Args)]
+struct Library {
+    /// libxgboost.so of the xgboost-cpu 3.4.1 wheel; the one that scripts/setup installed unless given.
+    #[arg(long, value_name = "PATH", env = LIBRARY_VARIABLE, default_value = LIBRARY_IN_REPOSITORY)]
+    xgboost_lib: PathBuf,
+}
+
+impl Library {
+    fn load(&self) -> Result<Xgboost> {
+        Ok(Xgboost::load(&self.xgboost_lib)?)
+    }
+}
+
+/// How a model is fitted.
+#[derive(Debug, Args)]
+struct FitArgs {
+    /// Most rounds of boosting; each adds a tree for the median and one for the 90th percentile.
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    max_rounds: u16,
+    /// Deepest tree.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=10))]
+    max_depth: u8,
+    /// Threads of XGBoost.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: u16,
+}
+
+impl FitArgs {
+    fn options(&self) -> foretoken_trainer::fit::FitOptions {
+        foretoken_trainer::fit::FitOptions {
+            max_rounds: self.max_rounds,
+            max_depth: self.max_depth,
+            threads: self.threads,
+            ..Default::default()
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `serve`: the service.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use foretoken_trainer::publish::Template;
+use foretoken_trainer::serve::{Ready, ServeOptions, serve};
+use foretoken_trainer::store::Bounds;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{FitArgs, Library};
+
+/// Take samples, fit models from them, publish the good ones to Envoy.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  foretoken-trainer serve --filter-config envoy/local/foretoken.json --module .foretoken/wasm/foretoken.wasm --data-dir data\n  foretoken-trainer serve --filter-config f.json --module f.wasm --data-dir data --ecds-file /etc/envoy/ecds.json --hold\n\nWhen everything can be reached, one JSON line with the addresses is printed. A model is published when it is as\ngood on the newest samples as the one that serves and as the formula, and when XGBoost, the kernel and tract give\nthe same bits for it. POST /v1/hold and /v1/release stop and resume publishing."
+)]
+pub(super) struct Serve {
+    /// Where samples, status and metrics are served; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9100")]
+    listen: SocketAddr,
+    /// Where Envoys ask for the configuration over gRPC; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9101")]
+    xds_listen: SocketAddr,
+    /// Also write every publication to this file, for Envoys that watch it.
+    #[arg(long, value_name = "PATH")]
+    ecds_file: Option<PathBuf>,
+    /// The filter's configuration without a model, which is published with each.
+    #[arg(long, value_name = "FILE")]
+    filter_config: PathBuf,
+    /// The filter's wasm module, as Envoy sees it.
+    #[arg(long, value_name = "PATH")]
+    module: PathBuf,
+    /// Name under which Envoy asks for the configuration.
+    #[arg(long, default_value = "foretoken")]
+    extension_name: String,
+    /// Id of the wasm VM; filters that share it share what they know.
+    #[arg(long, default_value = "foretoken")]
+    vm_id: String,
+    /// Where samples and models are kept.
+    #[arg(long, value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Clean samples that the first fit needs.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    min_samples: u32,
+    /// Shortest time between two fits, seconds. A fit never takes more than a fifth of the time, whatever this is.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    refit_interval_s: u32,
+    /// Token that samples and commands must carry; the filter configuration's `samples.token` unless given.
+    #[arg(long, env = "FORETOKEN_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// Start held: take samples and fit, publish nothing until released.
+    #[arg(long)]
+    hold: bool,
+    /// Most bytes of samples on disk, MiB.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    store_mib: u32,
+    /// Newest clean samples that a fit learns from.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    window_samples: u32,
+    #[command(flatten)]
+    fit: FitArgs,
+    #[command(flatten)]
+    library: Library,
+}
+
+impl Serve {
+    pub(super) fn run(self) -> Result<()> {
+        let xgboost = self.library.load()?;
+        let options = self.options()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(async {
+            // Registered before the ready line: who has read it may end us.
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let end = async move {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            serve(options, xgboost, print_ready, end).await.map_err(anyhow::Error::from)
+        })
+    }
+
+    fn options(self) -> Result<ServeOptions> {
+        let filter = fs::read(&self.filter_config).with_context(|| {
+            format!("cannot read the filter configuration {}", self.filter_config.display())
+        })?;
+        // Envoy has another working directory.
+        let module = std::path::absolute(&self.module)?;
+        if !module.exists() {
+            tracing::warn!(module = %module.display(), "not on this machine; Envoy must have it there");
+        }
+        let template = Template::new(self.extension_name, self.vm_id, module, &filter)
+            .with_context(|| self.filter_config.display().to_string())?;
+        let token = self.token.unwrap_or_else(|| template.token().to_owned());
+        if token != template.token() {
+            bail!(
+                "--token differs from `samples.token` of the filter configuration: every sample would be refused; make them the same or leave --token out"
+            );
+        }
+        if self.window_samples < self.min_samples {
+            bail!("--window-samples is below --min-samples: no fit could ever start; raise it");
+        }
+        Ok(ServeOptions {
+            listen: self.listen,
+            xds_listen: self.xds_listen,
+            ecds_file: self.ecds_file,
+            template,
+            data_dir: self.data_dir,
+            min_samples: self.min_samples as usize,
+            refit_interval: Duration::from_secs(self.refit_interval_s.into()),
+            token,
+            hold: self.hold,
+            bounds: Bounds {
+                max_bytes: u64::from(self.store_mib) << 20,
+                window: self.window_samples as usize,
+            },
+            fit: self.fit.options(),
+        })
+    }
+}
+
+fn print_ready(ready: Ready) {
+    println!("{}", serde_json::json!(ready));
+}
