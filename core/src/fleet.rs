@@ -70,7 +70,9 @@ impl Fleet {
         for pod in &mut pods {
             pod.scrape = self.find(pod.key).and_then(|old| old.scrape);
         }
-        let changed = pods != self.pods;
+        // Not by `==`: a scrape with an unknown (NaN) in it equals nothing.
+        let changed = pods.len() != self.pods.len()
+            || pods.iter().zip(&self.pods).any(|(new, old)| (new.key, new.healthy) != (old.key, old.healthy));
         self.pods = pods;
         changed
     }
@@ -186,6 +188,7 @@ mod tests {
         let pod = fleet.find(pod_key("10.0.0.1:80")).unwrap();
         assert!(!pod.healthy);
         assert_eq!(pod.scrape.unwrap().taken_us, 5);
+        assert!(!fleet.set_members([("10.0.0.1:80".to_owned(), false)]), "an unknown in the scrape is no change");
         fleet.set_scrape(pod_key("10.0.0.2:80"), &scrape(1.0), 9);
         assert!(fleet.find(pod_key("10.0.0.2:80")).is_none());
     }
