@@ -238,9 +238,13 @@ impl Model {
             self.evaluate_block::<LANES>(forests, rows, out);
         }
         match tail.len() {
-            0 => {}
-            1 => self.evaluate_block::<1>(forests, tail, tail_out),
-            2..=4 => self.evaluate_block::<4>(forests, tail, tail_out),
+            // Lanes without a row cost as much as any: one or two rows are faster one by one.
+            0..=2 => {
+                for (row, out) in tail.chunks_exact(1).zip(tail_out.chunks_exact_mut(1)) {
+                    self.evaluate_block::<1>(forests, row, out);
+                }
+            }
+            3..=4 => self.evaluate_block::<4>(forests, tail, tail_out),
             _ => self.evaluate_block::<LANES>(forests, tail, tail_out),
         }
     }

@@ -124,7 +124,7 @@ fn an_input_or_output_of_another_form_is_refused() {
     let why = refusal(|model| model.graph = None);
     assert!(why.contains("no graph"), "{why}");
     let why = refusal(|model| {
-        model.opset_import.push(OperatorSetId { domain: "ai.onnx.ml".to_owned(), version: 5 })
+        model.opset_import.push(OperatorSetId { domain: "ai.onnx.ml".to_owned(), version: 5 });
     });
     assert!(why.contains("ai.onnx.ml 5"), "{why}");
 }
