@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use foretoken_sim::pod::LivePod;
-use foretoken_tests::completion::{Request, complete};
+use foretoken_tests::completion::{Request, complete, complete_all};
 use foretoken_tests::envoy::{Envoy, Options};
 use foretoken_tests::{paths, pods, wait};
 use serde_json::json;
@@ -16,6 +16,9 @@ async fn envoy_without_telemetry(name: &str, pods: &[LivePod]) -> Result<Envoy> 
     options.filter["telemetry"] = json!({"interval_ms": 60_000, "stale_after_ms": 600_000});
     let envoy = Envoy::start(name, &options, &paths::run_dir(name)?).await?;
     envoy.wait_for_pods(pods.len(), Duration::from_secs(20)).await?;
+    // VMs look for each other a few times a second; this traffic takes longer than that.
+    let hello = (0..30).map(|index| Request::new(format!("hello {index}"), 2)).collect();
+    complete_all(envoy.llm(), hello, 1).await?;
     Ok(envoy)
 }
 
