@@ -1,8 +1,8 @@
-//! Clean samples to a proven model: two XGBoost fits, an ONNX file, hold-out scores, the parity proof.
+//! Clean samples to a proven model: XGBoost fits of both targets, an ONNX file, hold-out scores, the parity proof.
 //!
 //! The examples are cut by time, never at random: what counts is how a model does on requests later than
-//! those it learned from. The newest are held out for scores and for the gate, a tenth before them stops the
-//! fit early, the rest teaches. With the rounds found, the model to be judged is fitted on all but the
+//! those it learned from. The newest are held out for scores and for the gate, a fifth of those before stop
+//! the fit early, the rest teaches. With the rounds found, the model to be judged is fitted on all but the
 //! hold-out, and the one to be published on everything, because the newest samples are the ones worth most.
 //! So the live model, fitted in the same way on all that there was then, is judged against one that knows as
 //! much as it did.
@@ -161,7 +161,7 @@ pub fn fit(
     }
     let holdout = examples.len() - holdout_size(examples, live_through_ms)..examples.len();
     let (known, held_out) = examples.split_at(holdout.start);
-    let (teaching, stopping) = known.split_at(known.len() - known.len() / 10);
+    let (teaching, stopping) = known.split_at(known.len() - known.len() / 5);
 
     let rounds_of = |of: Of, progress: &mut Progress<'_>| {
         let (teaching, stopping) = (Matrix::of(xgboost, teaching, of)?, Matrix::of(xgboost, stopping, of)?);

@@ -2,8 +2,8 @@
 //!
 //! The candidate, the analytic prior and the live model predict the same newest requests, which neither model
 //! has learned from. The candidate is refused when it is worse than either by more than a tolerance and by
-//! more than chance explains (paired differences, two standard errors): on a small hold-out two equal models
-//! differ by several per cent, and a gate that refuses by coin toss never lets a fleet learn.
+//! more than chance explains (paired differences, three standard errors): on a small hold-out two equal models
+//! differ by several per cent, and a gate that refuses by coin toss keeps a fleet from learning.
 //!
 //! What it is not yet: split by load and cache hits, and no rollback of what is already live.
 
@@ -20,7 +20,7 @@ use crate::score::{Score, losses, prior_predictions, score};
 const TOLERANCE: f64 = 0.05;
 
 /// How many standard errors of the paired difference are chance.
-const CHANCE: f64 = 2.0;
+const CHANCE: f64 = 3.0;
 
 /// Fewest requests that judge anything.
 pub const MIN_JUDGED: usize = 20;
