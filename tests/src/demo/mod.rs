@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use foretoken_sim::load::Workload;
+use foretoken_sim::load::script::{outlines, planned_requests};
 
 use crate::envoy::{self, Flavour};
 use crate::paths;
@@ -36,6 +37,11 @@ const WORKERS: u32 = 2;
 const FIRST_MODEL: Duration = Duration::from_secs(60);
 /// From the trainer's push to every worker running it.
 const APPLY: Duration = Duration::from_secs(30);
+
+/// Fewer cannot be split into what is learned from and what the result is checked on.
+const LEAST_SAMPLES: u32 = 100;
+/// What the trainer waits for before its first fit by default.
+const ENOUGH_SAMPLES: u32 = 200;
 
 /// What answers the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -70,8 +76,16 @@ pub async fn play(options: &Options) -> Result<DemoResult> {
         Engine::Llamacpp => Workload::from_json("llamacpp", include_bytes!("../../workloads/llamacpp.json"))?,
     };
     let dir: PathBuf = paths::run_dir("demo")?;
+    // The phase without a model must yield enough to learn from, however short it is.
+    let planned = planned_requests(&outlines(&workload, options.seed, options.pods as u32, options.seconds));
+    if planned < u64::from(LEAST_SAMPLES) {
+        bail!(
+            "{} s give {planned} requests, and a model needs {LEAST_SAMPLES} to learn from: raise --seconds or --pods",
+            options.seconds
+        );
+    }
     let learning = trainer::Options {
-        min_samples: 200,
+        min_samples: u32::try_from(planned / 2).unwrap_or(u32::MAX).clamp(LEAST_SAMPLES, ENOUGH_SAMPLES),
         refit_interval_s: 5,
         hold: true,
         flavour: Flavour::Default,
