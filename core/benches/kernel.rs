@@ -25,9 +25,7 @@ fn ensemble(random: &mut StdRng, trees: usize, depth: u32) -> Ensemble {
                         missing_yes: random.random(),
                     }
                 } else {
-                    Node::Leaf {
-                        value: random.random(),
-                    }
+                    Node::Leaf { value: random.random() }
                 }
             })
             .collect();
@@ -43,15 +41,9 @@ fn model(random: &mut StdRng, trees: usize, depth: u32) -> Vec<u8> {
         (contract::KEY_MODEL_ID, "bench".to_owned()),
     ]
     .map(|(key, value)| (key.to_owned(), value));
-    let ensembles: Vec<_> = Output::ALL
-        .into_iter()
-        .take(4)
-        .map(|o| (o, ensemble(random, trees, depth)))
-        .collect();
-    let outputs: Vec<_> = ensembles
-        .iter()
-        .map(|(output, trees)| (*output, trees))
-        .collect();
+    let ensembles: Vec<_> =
+        Output::ALL.into_iter().take(4).map(|o| (o, ensemble(random, trees, depth))).collect();
+    let outputs: Vec<_> = ensembles.iter().map(|(output, trees)| (*output, trees)).collect();
     write::write(&metadata, &outputs)
 }
 
@@ -60,35 +52,21 @@ fn bench(criterion: &mut Criterion) {
     let bytes = model(&mut random, 100, 6);
     let rows: Vec<Row> = (0..256)
         .map(|_| {
-            Row(std::array::from_fn(|_| {
-                if random.random_ratio(1, 12) {
-                    f32::NAN
-                } else {
-                    random.random()
-                }
-            }))
+            Row(std::array::from_fn(|_| if random.random_ratio(1, 12) { f32::NAN } else { random.random() }))
         })
         .collect();
     #[allow(unused_mut)]
     let mut models = vec![("lean", Model::from_onnx_lean(&bytes).expect("a good model"))];
     #[cfg(feature = "tract")]
-    models.push((
-        "tract",
-        Model::from_onnx_tract(&bytes).expect("a good model"),
-    ));
+    models.push(("tract", Model::from_onnx_tract(&bytes).expect("a good model")));
     let mut out = Vec::new();
     for (name, model) in &models {
-        let mut group =
-            criterion.benchmark_group(format!("{name}, 4 outputs x 100 trees x depth 6"));
+        let mut group = criterion.benchmark_group(format!("{name}, 4 outputs x 100 trees x depth 6"));
         for n in [1usize, 2, 3, 4, 5, 8, 32, 256] {
             group.throughput(Throughput::Elements(n as u64));
-            group.bench_with_input(
-                BenchmarkId::from_parameter(n),
-                &rows[..n],
-                |bencher, rows| {
-                    bencher.iter(|| model.predict(std::hint::black_box(rows), &mut out));
-                },
-            );
+            group.bench_with_input(BenchmarkId::from_parameter(n), &rows[..n], |bencher, rows| {
+                bencher.iter(|| model.predict(std::hint::black_box(rows), &mut out));
+            });
         }
         group.finish();
     }

@@ -317,7 +317,11 @@ impl Config {
             }
         }
         if !self.samples.token.bytes().all(|b| b.is_ascii_graphic()) {
-            return fail("samples.token", "not fit for a header".to_owned(), "use visible ASCII without spaces");
+            return fail(
+                "samples.token",
+                "not fit for a header".to_owned(),
+                "use visible ASCII without spaces",
+            );
         }
         Ok(())
     }

@@ -188,7 +188,10 @@ mod tests {
         let pod = fleet.find(pod_key("10.0.0.1:80")).unwrap();
         assert!(!pod.healthy);
         assert_eq!(pod.scrape.unwrap().taken_us, 5);
-        assert!(!fleet.set_members([("10.0.0.1:80".to_owned(), false)]), "an unknown in the scrape is no change");
+        assert!(
+            !fleet.set_members([("10.0.0.1:80".to_owned(), false)]),
+            "an unknown in the scrape is no change"
+        );
         fleet.set_scrape(pod_key("10.0.0.2:80"), &scrape(1.0), 9);
         assert!(fleet.find(pod_key("10.0.0.2:80")).is_none());
     }

@@ -28,7 +28,15 @@
     clippy::string_slice,
     unsafe_code
 )]
-#![cfg_attr(test, allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::unreachable, clippy::string_slice))]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::unreachable,
+        clippy::string_slice
+    )
+)]
 
 #[cfg(test)]
 mod captured;

@@ -178,10 +178,9 @@ impl Router {
     }
 
     fn live_peers(peers: &HashMap<u32, Peer>, now_us: u64) -> impl Iterator<Item = &LedgerView> {
-        peers
-            .values()
-            .map(|peer| &peer.view)
-            .filter(move |view| view.incarnation != 0 && view.heartbeat_us.saturating_add(PEER_STALE_US) >= now_us)
+        peers.values().map(|peer| &peer.view).filter(move |view| {
+            view.incarnation != 0 && view.heartbeat_us.saturating_add(PEER_STALE_US) >= now_us
+        })
     }
 
     /// The next of a xorshift sequence: enough to spread ties.
