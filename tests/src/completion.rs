@@ -160,7 +160,7 @@ pub fn mixed_requests(count: u32, seed: u32) -> Vec<Request> {
     (0..count)
         .map(|index| {
             // Multiplying by an odd number visits all residues: lengths are mixed and the same every run.
-            let length = 100 + (index.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) % 6000;
+            let length = 100 + (index.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) % 2000;
             let words = format!("{seed} {index} ").repeat(length as usize / 8 + 1);
             Request::new(words, 4 + index % 24)
         })
