@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::{Choice, Decision, Router, tokens_per_block};
 use crate::fallback::{Reason, Rung};
+use crate::features::Feature;
 use crate::hash::pod_key;
 use crate::ledger::{Entry, Phase};
 use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64, ms_between, u64_of_f64};
@@ -85,7 +86,7 @@ impl Router {
         };
         let Some(pick) = decision.choices.first() else { return (dispatch, None) };
         dispatch.served_address.clone_from(&pick.address);
-        dispatch.inflight_at_pick = pick.row.get(crate::features::Feature::InflightRequests);
+        dispatch.inflight_at_pick = pick.row.get(Feature::InflightRequests);
         dispatch.ticket = self.ledger.admit(Entry {
             pod_key: pick.key,
             sent_us: now_us,
@@ -163,6 +164,9 @@ impl Router {
         let summary = outcome.summary.as_ref();
         let since_start = |at_us: u64| ms_between(dispatch.started_us, at_us);
         let output_tokens = summary.map_or(0, |summary| summary.output_tokens);
+        // JSON has no NaN; a sample without a prior or a prediction says 0, which no model learns from.
+        let of_choice =
+            |value: fn(&Choice) -> f32| choice.map(value).filter(|ms| ms.is_finite()).unwrap_or(0.0);
         let first = summary.and_then(|summary| summary.first_token_us);
         let last = summary.and_then(|summary| summary.last_token_us);
         let tpot_ms = match (first, last) {
@@ -179,10 +183,10 @@ impl Router {
             pod: dispatch.served_address.clone(),
             picked: dispatch.choices.first().map(|choice| choice.address.clone()).unwrap_or_default(),
             features: choice.map(|choice| choice.row.0.to_vec()).unwrap_or_default(),
-            prior_ttft_ms: choice.map_or(0.0, |choice| choice.row.get(crate::features::Feature::PriorTtftMs)),
-            prior_tpot_ms: choice.map_or(0.0, |choice| choice.row.get(crate::features::Feature::PriorTpotMs)),
-            predicted_ttft_ms: choice.map_or(0.0, |choice| choice.prediction.ttft_ms_p50),
-            predicted_tpot_ms: choice.map_or(0.0, |choice| choice.prediction.tpot_ms_p50),
+            prior_ttft_ms: of_choice(|choice| choice.row.get(Feature::PriorTtftMs)),
+            prior_tpot_ms: of_choice(|choice| choice.row.get(Feature::PriorTpotMs)),
+            predicted_ttft_ms: of_choice(|choice| choice.prediction.ttft_ms_p50),
+            predicted_tpot_ms: of_choice(|choice| choice.prediction.tpot_ms_p50),
             model_id: dispatch.model_id.as_ref().to_owned(),
             rung: dispatch.rung,
             ttft_ms: first.map(since_start),
