@@ -82,7 +82,7 @@ async fn without_a_model_the_prior_learns_which_pod_is_faster_and_prefers_it() -
 
     // Load enough that both pods are tried.
     complete_all(envoy.llm(), mixed_requests(120, 1), 8).await?;
-    let both = pods.iter().all(|pod| pod.stats().first_tokens > 10);
+    let both = pods.iter().all(|pod| pod.stats().first_tokens > 2);
     assert!(
         both,
         "one pod was hardly tried: {:?}",
