@@ -32,8 +32,15 @@ const MAX_ACTIVITY: usize = crate::fleet::MAX_PODS;
 /// Time constant of the arrival rates: longer than the gaps between requests, shorter than a change of load.
 const RATE_MEMORY_S: f64 = 6.0;
 
+/// From this many recent failures without a good answer between them, a pod is failing: after three at once.
+pub const FAILING: f32 = 2.5;
+
+/// Failures that count against a pod at a time. It takes the rates' memory about 12 s to come down from here:
+/// the longest time that a pod which fails everything is left alone before it is tried again.
+const MAX_FAILURES: f32 = 20.0;
+
 /// First byte of the blob.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 /// Where a request stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +102,19 @@ impl Rate {
         self.per_s = f64::from(self.at(now_us)) + f64::from(amount) / RATE_MEMORY_S;
         self.at_us = self.at_us.max(now_us);
     }
+
+    /// Takes back at `now_us` what was counted at `counted_us`.
+    pub fn take_back(&mut self, amount: f32, counted_us: u64, now_us: u64) {
+        let counted = Self { per_s: f64::from(amount) / RATE_MEMORY_S, at_us: counted_us };
+        self.per_s = f64::from((self.at(now_us) - counted.at(now_us)).max(0.0));
+        self.at_us = self.at_us.max(now_us);
+    }
+
+    /// What of all that was counted is remembered at `now_us`.
+    #[must_use]
+    pub fn remembered(&self, now_us: u64) -> f32 {
+        f32_of_f64(f64::from(self.at(now_us)) * RATE_MEMORY_S)
+    }
 }
 
 /// What a worker has seen of one pod.
@@ -106,6 +126,8 @@ pub struct Activity {
     pub arrivals: Rate,
     /// Uncached prompt tokens sent.
     pub prefill_tokens: Rate,
+    /// Failures since its last good answer.
+    pub failures: Rate,
     /// Its speed.
     pub speed: SpeedSums,
 }
@@ -196,8 +218,16 @@ impl Ledger {
     }
 
     /// The request is over, however it ended. Further calls for the ticket do nothing.
+    ///
+    /// A prompt that never got a token (refused, cancelled) is taken out of the pod's prefill rate: it was
+    /// not computed, and one of millions of tokens would pass for a flood.
     pub fn end(&mut self, ticket: u64, now_us: u64) -> Option<Entry> {
         let mut entry = self.entries.remove(&ticket)?;
+        if entry.phase == Phase::Prefill
+            && let Some(activity) = self.activity.get_mut(&entry.pod_key)
+        {
+            activity.prefill_tokens.take_back(entry.prefill_tokens, entry.sent_us, now_us);
+        }
         entry.phase = Phase::Ended;
         entry.ended_us = now_us;
         self.ended.push_back(entry);
@@ -209,11 +239,30 @@ impl Ledger {
         Some(entry)
     }
 
-    /// Learns from an answer of a pod.
+    /// Learns from an answer of a pod. What is known of the others fades a little, so that a pod that was
+    /// slow once, and gets no requests for it, is taken for a typical one again and tried.
     pub fn observe_speed(&mut self, pod_key: u64, learn: impl FnOnce(&mut SpeedSums)) {
+        for (key, activity) in &mut self.activity {
+            if *key != pod_key {
+                activity.speed.fade();
+            }
+        }
         if let Some(activity) = self.activity_mut(pod_key) {
             learn(&mut activity.speed);
         }
+    }
+
+    /// A pod answered well, or failed a request that it should have answered. Each failure of a pod that was
+    /// failing counts double what is remembered, so that it is tried ever more seldom.
+    pub fn note_answer(&mut self, pod_key: u64, good: bool, now_us: u64) {
+        let Some(activity) = self.activity_mut(pod_key) else { return };
+        if good {
+            activity.failures = Rate::default();
+            return;
+        }
+        let failures = activity.failures.remembered(now_us);
+        let more = if failures >= FAILING - 1.0 { failures } else { 1.0 };
+        activity.failures.count(more.min(MAX_FAILURES - failures), now_us);
     }
 
     /// Drops what is known of pods that `keep` does not name.
@@ -251,7 +300,7 @@ impl Ledger {
         for (key, activity) in &self.activity {
             out.u64(*key);
             out.u64(activity.last_first_token_us);
-            for rate in [activity.arrivals, activity.prefill_tokens] {
+            for rate in [activity.arrivals, activity.prefill_tokens, activity.failures] {
                 out.f64(rate.per_s);
                 out.u64(rate.at_us);
             }
@@ -309,9 +358,9 @@ impl LedgerView {
             let key = input.u64()?;
             let last_first_token_us = input.u64()?;
             let mut rate = || Some(Rate { per_s: input.f64()?, at_us: input.u64()? });
-            let (arrivals, prefill_tokens) = (rate()?, rate()?);
+            let (arrivals, prefill_tokens, failures) = (rate()?, rate()?, rate()?);
             let speed = SpeedSums::read(&mut input)?;
-            activity.push((key, Activity { last_first_token_us, arrivals, prefill_tokens, speed }));
+            activity.push((key, Activity { last_first_token_us, arrivals, prefill_tokens, failures, speed }));
         }
         let count = usize::from(input.u16()?).min(MAX_INFLIGHT + MAX_ENDED);
         let mut entries = Vec::with_capacity(count);
@@ -404,6 +453,31 @@ mod tests {
         let now = 600 * 100_000;
         assert!((rate.at(now) - 20.0).abs() < 1.0, "{}", rate.at(now));
         assert!(rate.at(now + 60_000_000) < 0.1);
+    }
+
+    #[test]
+    fn a_prompt_that_was_never_computed_leaves_no_prefill_load() {
+        let mut ledger = Ledger::default();
+        let ticket = ledger.admit(Entry { prefill_tokens: 2e6, ..entry(1, 1_000_000) }).unwrap();
+        let load = |ledger: &Ledger, now_us| ledger.activity().next().unwrap().1.prefill_tokens.at(now_us);
+        assert!(load(&ledger, 1_000_000) > 1e5);
+        ledger.end(ticket, 3_000_000);
+        assert!(load(&ledger, 3_000_000) < 1.0);
+    }
+
+    #[test]
+    fn a_pod_that_only_fails_is_failing_for_a_while_and_one_good_answer_clears_it() {
+        let mut ledger = Ledger::default();
+        let failures =
+            |ledger: &Ledger, now_us| ledger.activity().next().unwrap().1.failures.remembered(now_us);
+        for _ in 0..100 {
+            ledger.note_answer(1, false, 1_000_000);
+        }
+        assert!(failures(&ledger, 1_000_000) >= FAILING);
+        assert!(failures(&ledger, 13_000_000) >= FAILING);
+        assert!(failures(&ledger, 14_000_000) < FAILING, "tried again");
+        ledger.note_answer(1, true, 14_000_000);
+        assert!(failures(&ledger, 14_000_000) < 0.001);
     }
 
     proptest! {

@@ -35,6 +35,8 @@ pub struct PodLoad {
     pub arrivals_per_s: f32,
     /// Uncached prompt tokens sent per second.
     pub prefill_tokens_per_s: f32,
+    /// Recent failures since its last good answer, over all workers.
+    pub failures: f32,
     /// What all workers learned of its speed.
     pub speed: SpeedSums,
 }
@@ -104,6 +106,7 @@ impl LoadTable {
         let Some(slot) = self.slot(pod_key) else { return };
         slot.load.arrivals_per_s += activity.arrivals.at(now_us);
         slot.load.prefill_tokens_per_s += activity.prefill_tokens.at(now_us);
+        slot.load.failures += activity.failures.remembered(now_us);
         slot.load.speed.add(&activity.speed);
         slot.last_first_token_us = slot.last_first_token_us.max(activity.last_first_token_us);
     }

@@ -16,6 +16,10 @@ use crate::codec::{Reader, Writer};
 /// pod that slowed down is noticed within 20.
 const FORGET: f32 = 1.0 / 30.0;
 
+/// Weight that an answer takes from what is known of the other pods: after 300 answers elsewhere a third of it
+/// is left, so a pod that gets none comes back to the fleet's median within some hundred requests.
+const FADE: f32 = 1.0 / 300.0;
+
 /// Ridge weight of the belief that a pod is typical, in answers.
 const BELIEF_ANSWERS: f32 = 1.0;
 
@@ -55,6 +59,14 @@ impl LineSums {
         self.wy = self.wy * keep + weight * y;
         self.wxx = self.wxx * keep + weight * x * x;
         self.wxy = self.wxy * keep + weight * x * y;
+    }
+
+    fn fade(&mut self) {
+        let keep = f64::from(1.0 - FADE);
+        self.count *= 1.0 - FADE;
+        for sum in [&mut self.w, &mut self.wx, &mut self.wy, &mut self.wxx, &mut self.wxy] {
+            *sum *= keep;
+        }
     }
 
     /// Adds the sums of another worker.
@@ -139,6 +151,12 @@ impl SpeedSums {
     /// An answer: among `requests` decoding it took `tpot_ms` a token, freed of the prefill share.
     pub fn observe_tpot(&mut self, requests: f32, tpot_ms: f32) {
         self.tpot.observe(requests, tpot_ms, TPOT_SCALE_REQUESTS);
+    }
+
+    /// Another pod answered.
+    pub fn fade(&mut self) {
+        self.ttft.fade();
+        self.tpot.fade();
     }
 
     /// Adds the sums of another worker.
@@ -239,6 +257,20 @@ mod tests {
         let typical = typical(&[fast, SpeedSums::default()]);
         assert_close(typical.ttft.slope, 0.05, 0.15);
         assert_eq!(SpeedSums::default().fit(&typical), typical);
+    }
+
+    #[test]
+    fn a_pod_that_was_slow_once_is_typical_again_after_a_thousand_answers_of_others() {
+        let mut slow = SpeedSums::default();
+        for i in 0..60_u16 {
+            slow.observe_ttft(f32::from(i % 9) * 300.0, 4.0 * (20.0 + 0.1 * f32::from(i % 9) * 300.0));
+        }
+        let typical = PodSpeed { ttft: Line { base: 20.0, slope: 0.1 }, ..DEFAULT_SPEED };
+        assert!(slow.fit(&typical).ttft.slope > 0.35);
+        for _ in 0..1500 {
+            slow.fade();
+        }
+        assert!(slow.fit(&typical).ttft.slope < 0.2);
     }
 
     #[test]

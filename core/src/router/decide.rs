@@ -10,6 +10,7 @@ use super::{Router, capacity_blocks};
 use crate::fallback::{Reason, Rung};
 use crate::features::{Feature, Row};
 use crate::fleet::Pod;
+use crate::ledger::FAILING;
 use crate::load::PodLoad;
 use crate::model::Prediction;
 use crate::num::{f32_of_u64, f32_of_usize};
@@ -167,7 +168,7 @@ impl Router {
         })
     }
 
-    /// Load, speed and prior of every healthy pod; of every pod when none is healthy.
+    /// Load, speed and prior of every pod that is healthy and not failing; of every pod when there is none.
     fn candidates(&mut self, request: &LlmRequest, prompt_tokens: f32, now_us: u64) -> Vec<Candidate> {
         let stale_after_ms = self.config.telemetry.stale_after_ms;
         let scraped_us = |pod: &Pod| {
@@ -192,7 +193,10 @@ impl Router {
         let loads: Vec<PodLoad> = table.finish(now_us).copied().collect();
         let typical = typical(&loads.iter().map(|load| load.speed).collect::<Vec<_>>());
 
-        let none_healthy = !self.fleet.pods().iter().any(|pod| pod.healthy);
+        // Envoy knows of failing connections and checks; a pod that answers quickly with errors it may not know,
+        // and to the load it looks idle.
+        let serves = |pod: &Pod, load: &PodLoad| pod.healthy && load.failures < FAILING;
+        let none_serves = !self.fleet.pods().iter().zip(&loads).any(|(pod, load)| serves(pod, load));
         let block_bytes = f32_of_u64(u64::from(self.config.prefix.block_bytes));
         let prompt_bytes = f32_of_u64(u64::from(request.prompt.text_bytes)).max(1.0);
         self.fleet
@@ -200,7 +204,7 @@ impl Router {
             .iter()
             .zip(loads)
             .enumerate()
-            .filter(|(_, (pod, _))| pod.healthy || none_healthy)
+            .filter(|(_, (pod, load))| none_serves || serves(pod, load))
             .map(|(at, (pod, load))| {
                 let speed = load.speed.fit(&typical);
                 let matched = f32_of_usize(self.prefix.matched(pod.key, &request.prompt.blocks));

@@ -148,6 +148,7 @@ impl Router {
             self.ledger.end(ticket, now_us);
         }
         self.requests += 1;
+        self.note_answers(dispatch, outcome, now_us);
         let sample = self.sample(dispatch, outcome);
         let mut segment = None;
         if sample.status == 200 && sample.attempts <= 1 && sample.ending == Ending::Complete {
@@ -157,6 +158,27 @@ impl Router {
             self.prefix.forget(pod_key(&dispatch.served_address));
         }
         Some((sample, segment))
+    }
+
+    /// Who answered well, and who failed: the pod that served, and those that Envoy tried before it.
+    fn note_answers(&mut self, dispatch: &Dispatch, outcome: &Outcome, now_us: u64) {
+        let retries = usize::try_from(outcome.attempts.saturating_sub(1)).unwrap_or(usize::MAX);
+        for tried in dispatch.choices.iter().take(retries) {
+            if tried.address != dispatch.served_address {
+                self.ledger.note_answer(tried.key, false, now_us);
+            }
+        }
+        let key = pod_key(&dispatch.served_address);
+        match (outcome.status, outcome.ending) {
+            (200..=299, Ending::Complete) => self.ledger.note_answer(key, true, now_us),
+            (0 | 500.., _) | (_, Ending::Failed | Ending::Truncated)
+                if outcome.ending != Ending::Cancelled =>
+            {
+                self.ledger.note_answer(key, false, now_us);
+            }
+            // A client that left, or asked for what cannot be, says nothing about the pod.
+            _ => {}
+        }
     }
 
     fn sample(&self, dispatch: &Dispatch, outcome: &Outcome) -> Sample {

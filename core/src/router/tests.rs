@@ -279,3 +279,38 @@ fn the_explanation_is_json_that_names_pod_rung_and_reason() {
     assert!(value["runner_up"]["cost_ms"].as_f64().unwrap() > 0.0);
     assert_eq!(value["decision_us"], 42);
 }
+
+#[test]
+fn a_pod_that_answers_with_errors_gets_nothing_until_it_is_tried_again() {
+    let mut router = router(1);
+    let failed = Outcome { status: 500, ending: Ending::Complete, ..OK };
+    let mut failures = 0;
+    for i in 0..40 {
+        let now_us = 1_000_000 + i * 50_000;
+        let asked = request(100 + i, 16);
+        let decision = router.decide(&asked, now_us).unwrap();
+        let (mut dispatch, _) = router.dispatch(&decision, &asked, now_us, now_us);
+        if dispatch.pod() == A {
+            failures += 1;
+            router.end(&mut dispatch, &failed, now_us + 1000).unwrap();
+        } else {
+            let outcome = Outcome { summary: Some(summary(now_us, 300, 20, 50)), ..OK };
+            router.end(&mut dispatch, &outcome, now_us + 1000).unwrap();
+        }
+    }
+    assert!(failures <= 4, "{failures} of 40 requests went to the pod that fails");
+    // Some seconds later it is a candidate again; both are when both fail.
+    assert_eq!(router.decide(&request(1, 16), 20_000_000).unwrap().candidates, 2);
+}
+
+#[test]
+fn a_request_that_the_client_gave_up_says_nothing_about_the_pod() {
+    let mut router = router(1);
+    for i in 0..20 {
+        let asked = request(100 + i, 16);
+        let decision = router.decide(&asked, i * 1000).unwrap();
+        let (mut dispatch, _) = router.dispatch(&decision, &asked, i * 1000, i * 1000);
+        router.end(&mut dispatch, &Outcome { status: 0, ending: Ending::Cancelled, ..OK }, i * 1000 + 500);
+    }
+    assert_eq!(router.decide(&request(1, 16), 50_000).unwrap().candidates, 2);
+}
