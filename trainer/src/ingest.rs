@@ -25,6 +25,10 @@ const MAX_LINE_BYTES: usize = 16 << 10;
 /// Longest id, model name and address.
 const MAX_NAME_BYTES: usize = 256;
 
+/// How far a sample may be ahead of the trainer's clock, ms. Proxies' clocks drift by seconds; a sample from
+/// far ahead would pass for the newest until the clock reaches it, and so stop every later fit.
+pub const MAX_AHEAD_MS: u64 = 5 * 60 * 1000;
+
 /// Most reasons that an answer lists.
 const MAX_REASONS: usize = 10;
 
@@ -62,6 +66,8 @@ reasons! {
     Name = "name",
     /// A number that cannot be: infinite or negative.
     Value = "value",
+    /// Its time lies ahead of the trainer's clock.
+    Future = "future",
 }
 
 /// A rejected line.
@@ -138,9 +144,9 @@ pub fn decode(body: &[u8], encoding: Option<&str>) -> Result<Vec<u8>, BodyError>
     }
 }
 
-/// Reads a body of lines. Empty lines are skipped.
+/// Reads a body of lines. Empty lines are skipped. `now_ms` is the trainer's clock, ms since the Unix epoch.
 #[must_use]
-pub fn read(body: &[u8]) -> Batch {
+pub fn read(body: &[u8], now_ms: u64) -> Batch {
     let mut batch = Batch::default();
     let lines = body.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
     for (number, line) in (1..).zip(lines).filter(|(_, line)| !line.is_empty()) {
@@ -152,7 +158,7 @@ pub fn read(body: &[u8]) -> Batch {
             );
             break;
         }
-        match read_line(line) {
+        match read_line(line, now_ms) {
             Ok(sample) => batch.samples.push((sample, line.to_vec())),
             Err((reason, detail)) => batch.reject(number, reason, detail),
         }
@@ -160,11 +166,11 @@ pub fn read(body: &[u8]) -> Batch {
     batch
 }
 
-/// Reads and checks one line.
+/// Reads and checks one line. `now_ms` is the trainer's clock, ms since the Unix epoch.
 ///
 /// # Errors
 /// The reason and a detail.
-pub fn read_line(line: &[u8]) -> Result<Sample, (Reason, String)> {
+pub fn read_line(line: &[u8], now_ms: u64) -> Result<Sample, (Reason, String)> {
     if line.len() > MAX_LINE_BYTES {
         return Err((Reason::TooLong, format!("{} bytes, at most {MAX_LINE_BYTES} are read", line.len())));
     }
@@ -191,6 +197,13 @@ pub fn read_line(line: &[u8]) -> Result<Sample, (Reason, String)> {
     ];
     if let Some((field, _)) = names.iter().find(|(_, value)| value.len() > MAX_NAME_BYTES) {
         return Err((Reason::Name, format!("`{field}` is longer than {MAX_NAME_BYTES} bytes")));
+    }
+    if sample.at_ms > now_ms.saturating_add(MAX_AHEAD_MS) {
+        let ahead_s = (sample.at_ms - now_ms) / 1000;
+        return Err((
+            Reason::Future,
+            format!("`at_ms` is {ahead_s} s ahead of the trainer's clock: set the clocks of both machines"),
+        ));
     }
     if sample.features.iter().any(|value| value.is_infinite()) {
         return Err((Reason::Value, "a feature is infinite; unknown is null".to_owned()));
@@ -223,6 +236,9 @@ mod tests {
     use proptest::prelude::*;
     use std::io::Write;
 
+    /// Later than all synthetic samples.
+    const NOW_MS: u64 = 1_800_000_000_000;
+
     fn line(change: impl FnOnce(&mut Sample)) -> Vec<u8> {
         let mut sample = synthetic::samples(1, 1).pop().unwrap();
         change(&mut sample);
@@ -244,7 +260,7 @@ mod tests {
             &other,
         ]
         .concat();
-        let batch = read(&body);
+        let batch = read(&body, NOW_MS);
         assert_eq!(batch.samples.len(), 2);
         assert_eq!(batch.samples[0].1, good);
         assert_eq!(batch.rejected_count(), 3);
@@ -255,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_reason_is_reached_by_its_fault() {
-        let reason = |bytes: &[u8]| read_line(bytes).unwrap_err().0;
+        let reason = |bytes: &[u8]| read_line(bytes, NOW_MS).unwrap_err().0;
         assert_eq!(reason(&line(|s| s.features.truncate(3))), Reason::Features);
         assert_eq!(reason(&line(|s| s.id.clear())), Reason::Name);
         assert_eq!(reason(&line(|s| s.model = "m".repeat(300))), Reason::Name);
@@ -263,9 +279,19 @@ mod tests {
         assert_eq!(reason(&vec![b' '; MAX_LINE_BYTES + 1]), Reason::TooLong);
         let huge = String::from_utf8(line(|s| s.features[0] = 12345.0)).unwrap().replace("12345.0", "1e999");
         assert!(matches!(reason(huge.as_bytes()), Reason::NotASample | Reason::Value));
-        let many = read("x\n".repeat(MAX_LINES + 5).as_bytes());
+        let many = read("x\n".repeat(MAX_LINES + 5).as_bytes(), NOW_MS);
         assert_eq!(many.rejected.last(), Some(&(Reason::TooManyLines, 1)));
         assert_eq!(many.examples.len(), MAX_REASONS);
+    }
+
+    #[test]
+    fn a_sample_from_more_than_five_minutes_ahead_is_rejected() {
+        let at = |at_ms| read_line(&line(|s| s.at_ms = at_ms), NOW_MS).map(|sample| sample.at_ms);
+        assert_eq!(at(NOW_MS + MAX_AHEAD_MS).unwrap(), NOW_MS + MAX_AHEAD_MS);
+        let (reason, detail) = at(NOW_MS + MAX_AHEAD_MS + 1).unwrap_err();
+        assert_eq!(reason, Reason::Future);
+        assert!(detail.contains("300 s ahead"), "{detail}");
+        assert_eq!(at(u64::MAX).unwrap_err().0, Reason::Future);
     }
 
     #[test]
@@ -295,7 +321,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(body in prop::collection::vec(any::<u8>(), 0..2000)) {
-            let batch = read(&body);
+            let batch = read(&body, NOW_MS);
             prop_assert!(batch.samples.is_empty());
         }
     }

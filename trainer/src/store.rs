@@ -91,11 +91,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or makes the store in a directory and reads what is there.
+    /// Opens or makes the store in a directory and reads what is there. A line that would not be taken from a
+    /// filter now, by its form or because its time lies ahead of `now_ms`, counts as unreadable and stays on disk.
     ///
     /// # Errors
     /// [`StoreError`] when the directory cannot be read or written.
-    pub fn open(dir: &Path, bounds: Bounds) -> Result<Self, StoreError> {
+    pub fn open(dir: &Path, bounds: Bounds, now_ms: u64) -> Result<Self, StoreError> {
         fs::create_dir_all(dir).map_err(at(dir))?;
         let mut found = Vec::new();
         for entry in fs::read_dir(dir).map_err(at(dir))? {
@@ -132,7 +133,7 @@ impl Store {
         for segment in &segments {
             let bytes = fs::read(&segment.path).map_err(at(&segment.path))?;
             for line in bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-                match ingest::read_line(line) {
+                match ingest::read_line(line, now_ms) {
                     Ok(sample) => {
                         store.take(&sample);
                     }
@@ -269,12 +270,19 @@ mod tests {
     use super::*;
     use crate::synthetic;
 
+    /// Later than all synthetic samples.
+    const NOW_MS: u64 = 1_800_000_000_000;
+
     fn batch(seed: u64, count: usize) -> Vec<(Sample, Vec<u8>)> {
         let with_text = |sample: Sample| {
             let text = serde_json::to_vec(&sample).unwrap();
             (sample, text)
         };
         synthetic::samples(seed, count).into_iter().map(with_text).collect()
+    }
+
+    fn open(dir: &Path, bounds: Bounds) -> Result<Store, StoreError> {
+        Store::open(dir, bounds, NOW_MS)
     }
 
     fn files(dir: &Path) -> Vec<PathBuf> {
@@ -287,12 +295,12 @@ mod tests {
     fn what_was_appended_is_there_after_a_restart_and_duplicates_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let samples = batch(1, 50);
-        let mut store = Store::open(dir.path(), Bounds::default()).unwrap();
+        let mut store = open(dir.path(), Bounds::default()).unwrap();
         assert_eq!(store.append(&samples).unwrap(), Appended { accepted: 50, duplicates: 0 });
         assert_eq!(store.append(&samples[..5]).unwrap(), Appended { accepted: 0, duplicates: 5 });
         let examples = store.examples();
         drop(store);
-        let mut store = Store::open(dir.path(), Bounds::default()).unwrap();
+        let mut store = open(dir.path(), Bounds::default()).unwrap();
         assert_eq!(store.counts(), (50, 50, 0));
         assert_eq!(format!("{:?}", store.examples()), format!("{examples:?}"));
         assert_eq!(store.append(&samples[..5]).unwrap(), Appended { accepted: 0, duplicates: 5 });
@@ -303,22 +311,22 @@ mod tests {
     fn a_torn_last_line_is_skipped_and_never_appended_to() {
         let dir = tempfile::tempdir().unwrap();
         let samples = batch(1, 10);
-        Store::open(dir.path(), Bounds::default()).unwrap().append(&samples[..9]).unwrap();
+        open(dir.path(), Bounds::default()).unwrap().append(&samples[..9]).unwrap();
         let segment = files(dir.path()).pop().unwrap();
         let mut bytes = fs::read(&segment).unwrap();
         bytes.truncate(bytes.len() - 30);
         fs::write(&segment, bytes).unwrap();
-        let mut store = Store::open(dir.path(), Bounds::default()).unwrap();
+        let mut store = open(dir.path(), Bounds::default()).unwrap();
         assert_eq!(store.counts(), (8, 8, 1));
         store.append(&samples[9..]).unwrap();
-        assert_eq!(Store::open(dir.path(), Bounds::default()).unwrap().counts(), (9, 9, 1));
+        assert_eq!(open(dir.path(), Bounds::default()).unwrap().counts(), (9, 9, 1));
     }
 
     #[test]
     fn bytes_on_disk_and_samples_in_memory_stay_within_bounds() {
         let dir = tempfile::tempdir().unwrap();
         let bounds = Bounds { max_bytes: 2 * SEGMENT_BYTES, window: 1000 };
-        let mut store = Store::open(dir.path(), bounds).unwrap();
+        let mut store = open(dir.path(), bounds).unwrap();
         for seed in 0..12 {
             store.append(&batch(seed, 4000)).unwrap();
         }
@@ -334,8 +342,20 @@ mod tests {
     fn empty_segments_of_earlier_starts_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..5 {
-            Store::open(dir.path(), Bounds::default()).unwrap();
+            open(dir.path(), Bounds::default()).unwrap();
         }
         assert_eq!(files(dir.path()).len(), 1);
+    }
+
+    #[test]
+    fn a_line_from_the_future_is_skipped_at_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut samples = batch(1, 3);
+        samples[1].0.at_ms = u64::MAX;
+        samples[1].1 = serde_json::to_vec(&samples[1].0).unwrap();
+        open(dir.path(), Bounds::default()).unwrap().append(&samples).unwrap();
+        let store = open(dir.path(), Bounds::default()).unwrap();
+        assert_eq!(store.counts(), (2, 2, 1));
+        assert_eq!(store.examples().last().unwrap().at_ms, samples[2].0.at_ms);
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use foretoken_trainer::dataset::{Example, example};
+use foretoken_trainer::export::now_ms;
 use foretoken_trainer::fit::{Scores, fit, max_total_rounds};
 use foretoken_trainer::gate::judge;
 use foretoken_trainer::ingest;
@@ -88,12 +89,13 @@ impl Fit {
     fn read(&self) -> Result<(Vec<Example>, usize, usize)> {
         let (mut examples, mut lines, mut rejected) = (Vec::new(), 0, 0);
         let mut first = None;
+        let now_ms = now_ms();
         for path in &self.samples {
             let text =
                 fs::read(path).with_context(|| format!("cannot read samples from {}", path.display()))?;
             for line in text.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
                 lines += 1;
-                match ingest::read_line(line) {
+                match ingest::read_line(line, now_ms) {
                     Ok(sample) => examples.extend(example(&sample)),
                     Err((_, detail)) => {
                         rejected += 1;

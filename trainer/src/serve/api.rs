@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::State;
 use super::status::Status;
+use crate::export::now_ms;
 use crate::ingest;
 use crate::metrics::Metrics;
 
@@ -64,7 +65,7 @@ async fn samples(FromState(state): FromState<Arc<State>>, request: Request<Body>
 /// Parses and stores a body.
 fn take(state: &State, body: &[u8], encoding: Option<&str>) -> Response {
     let batch = match ingest::decode(body, encoding) {
-        Ok(body) => ingest::read(&body),
+        Ok(body) => ingest::read(&body, now_ms()),
         Err(error @ ingest::BodyError::TooLarge) => {
             return refuse(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string());
         }

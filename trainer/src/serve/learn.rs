@@ -17,6 +17,7 @@ use crate::dataset::Example;
 use crate::export::now_ms;
 use crate::fit::{FitError, Fitted, MIN_HOLDOUT, fit};
 use crate::gate::{Verdict, judge};
+use crate::ingest::MAX_AHEAD_MS;
 use crate::metrics::Metrics;
 use crate::registry::RegistryError;
 
@@ -69,7 +70,11 @@ pub async fn run(state: Arc<State>) {
 }
 
 fn due(state: &State, last: Option<&Attempt>) -> bool {
-    let trained_through_ms = state.registry().current().map(|(version, _)| version.trained_through_ms);
+    let trained_through_ms = state
+        .registry()
+        .current()
+        .map(|(version, _)| version.trained_through_ms)
+        .filter(|&through_ms| is_believable(through_ms, now_ms()));
     let store = state.store();
     if store.window_len() < state.min_samples {
         return false;
@@ -84,12 +89,21 @@ fn due(state: &State, last: Option<&Attempt>) -> bool {
     }
 }
 
+/// Whether a model can have learned through this time. One that took a sample from the future in is treated
+/// as if it said nothing: by its word, no sample would ever be new to it.
+fn is_believable(through_ms: u64, now_ms: u64) -> bool {
+    through_ms <= now_ms.saturating_add(MAX_AHEAD_MS)
+}
+
 /// One fit from examples to its result, on a blocking thread.
 fn attempt(state: &State, stop: &AtomicBool) {
     let started = Instant::now();
     let examples = state.store().examples();
     let live = live_model(state);
-    let live_through_ms = live.as_ref().map(|(_, through_ms)| *through_ms);
+    let live_through_ms = live
+        .as_ref()
+        .map(|(_, through_ms)| *through_ms)
+        .filter(|&through_ms| is_believable(through_ms, now_ms()));
     let mut progress = || !stop.load(Ordering::SeqCst);
     let fitted = fit(&state.xgboost, &examples, live_through_ms, &state.fit_options, &mut progress);
     if matches!(fitted, Err(FitError::Stopped)) {
@@ -227,4 +241,17 @@ fn publish(state: &State, model: Pending) -> Result<(), RegistryError> {
     state.fits().published += 1;
     state.publications.send_replace(Arc::new(publication));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_learned_through_the_future_is_not_believed() {
+        let now_ms = 1_800_000_000_000;
+        assert!(is_believable(now_ms + MAX_AHEAD_MS, now_ms));
+        assert!(!is_believable(now_ms + MAX_AHEAD_MS + 1, now_ms));
+        assert!(!is_believable(u64::MAX, now_ms));
+    }
 }

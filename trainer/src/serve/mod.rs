@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use self::status::{FitStatus, Pending};
+use crate::export::now_ms;
 use crate::fit::FitOptions;
 use crate::metrics::Metrics;
 use crate::publish::nodes::Nodes;
@@ -133,7 +134,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl State {
     fn open(options: &ServeOptions, xgboost: Xgboost) -> Result<Self, ServeError> {
-        let store = Store::open(&options.data_dir.join("samples"), options.bounds)?;
+        let store = Store::open(&options.data_dir.join("samples"), options.bounds, now_ms())?;
         let registry = Registry::open(&options.data_dir.join("models"))?;
         let metrics = Arc::new(Metrics::new()?);
         let (generation, onnx) = match registry.current() {
