@@ -4,6 +4,7 @@
 //! in cargo's target folder. A missing file is an error that names the script to run.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
@@ -76,14 +77,27 @@ pub fn tiny_model(layers: u32) -> Result<PathBuf> {
     existing(root().join(format!(".foretoken/models/tiny-{layers}.gguf")), "scripts/setup --engines")
 }
 
-/// A folder for logs and other leavings of this run; it stays, so that a failure can be looked into.
+/// A folder for logs and other leavings of this run; it stays for a day, so that a failure can be looked into.
 ///
 /// # Errors
 /// When it cannot be made.
 pub fn run_dir(name: &str) -> Result<PathBuf> {
-    let dir = root().join(".foretoken/runs").join(format!("{name}-{}", std::process::id()));
+    let runs = root().join(".foretoken/runs");
+    let dir = runs.join(format!("{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
+    forget_old(&runs);
     Ok(dir)
+}
+
+/// Removes what is older than a day. Another run may be doing the same, so failures are left to it.
+fn forget_old(runs: &Path) {
+    const KEPT: Duration = Duration::from_secs(24 * 3600);
+    for entry in std::fs::read_dir(runs).into_iter().flatten().flatten() {
+        let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
+        if age.is_some_and(|age| age > KEPT) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn target() -> PathBuf {
