@@ -224,7 +224,11 @@ pub fn authorized(header: Option<&[u8]>, token: &str) -> bool {
     if token.is_empty() {
         return true;
     }
-    let given = header.and_then(|header| header.strip_prefix(b"Bearer ".as_slice())).unwrap_or(&[]);
+    // The scheme's case does not matter (RFC 9110, 11.1).
+    let given = header
+        .and_then(|header| header.split_at_checked(b"Bearer ".len()))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "))
+        .map_or(&[][..], |(_, given)| given);
     given.ct_eq(token.as_bytes()).into()
 }
 
@@ -310,7 +314,10 @@ mod tests {
     #[test]
     fn only_the_token_opens() {
         assert!(authorized(None, ""));
-        assert!(authorized(Some(b"Bearer secret"), "secret"));
+        for header in [b"Bearer secret", b"bearer secret", b"BEARER secret"] {
+            assert!(authorized(Some(header), "secret"));
+        }
+        assert!(!authorized(Some(b"bearer SECRET"), "secret"));
         for header in
             [None, Some(&b"Bearer secre"[..]), Some(b"Bearer secrets"), Some(b"secret"), Some(b"Bearer ")]
         {
