@@ -1,14 +1,16 @@
 //! Samples on disk and in memory: append-only NDJSON segments, and the newest clean ones ready to fit.
 //!
 //! A segment is a file of lines as the filters sent them, so `cat` and `jq` read it. A full segment is
-//! closed and a new one begun; the oldest go when all together pass a bound. A crash can tear the last
-//! line: it is skipped when read, and nothing is ever appended after it.
+//! closed and a new one begun; the oldest go when all together pass a bound. A crash or a full disk can tear the
+//! last line: nothing is ever appended after it, and it is cut off at once or skipped when read.
+//!
+//! One trainer has a directory at a time: two would remove each other's segments.
 //!
 //! What it is not: it does not survive the loss of the machine's page cache (no fsync per batch): losing some
 //! seconds of samples costs nothing, waiting for the disk on every batch would.
 
 use std::collections::{HashSet, VecDeque};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,17 +28,43 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 /// Ids remembered to drop duplicates: a filter resends within seconds, if at all.
 const MAX_IDS: usize = 100_000;
 
+/// Held locked in the directory as long as the store is open.
+const LOCK_FILE: &str = ".lock";
+
 /// What went wrong with the store.
 #[derive(Debug, Error)]
-#[error("sample store {path}: {source}")]
-pub struct StoreError {
-    path: PathBuf,
-    source: io::Error,
+pub enum StoreError {
+    /// A file or the directory.
+    #[error("sample store {path}: {cause}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Another trainer has it.
+    #[error(
+        "sample store {dir} is in use by another trainer: give this one its own --data-dir, or end the other first"
+    )]
+    Locked {
+        /// The store's directory.
+        dir: PathBuf,
+    },
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_owned();
-    move |source| StoreError { path, source }
+    move |cause| StoreError::Io { path, cause }
+}
+
+/// A batch that is in memory, to be learned from, but not on disk.
+#[derive(Debug, Error)]
+#[error("the samples are in memory only, a restart loses them: {cause}")]
+pub struct NotOnDisk {
+    /// What memory took.
+    pub appended: Appended,
+    /// Why the disk did not.
+    pub cause: StoreError,
 }
 
 /// Bounds of a store.
@@ -78,6 +106,8 @@ pub struct Store {
     /// Oldest first; the last is being written.
     segments: VecDeque<Segment>,
     file: File,
+    /// The last write left half a line that could not be cut off.
+    torn: bool,
     window: VecDeque<Example>,
     ids: HashSet<Arc<str>>,
     id_order: VecDeque<Arc<str>>,
@@ -88,6 +118,8 @@ pub struct Store {
     clean: u64,
     /// Lines of segments that could not be read.
     unreadable: u64,
+    /// Keeps other trainers out; the system unlocks it even after a crash.
+    _lock: File,
 }
 
 impl Store {
@@ -95,9 +127,11 @@ impl Store {
     /// filter now, by its form or because its time lies ahead of `now_ms`, counts as unreadable and stays on disk.
     ///
     /// # Errors
-    /// [`StoreError`] when the directory cannot be read or written.
+    /// [`StoreError`] when another store is open on the directory, or it cannot be read or written.
     pub fn open(dir: &Path, bounds: Bounds, now_ms: u64) -> Result<Self, StoreError> {
         fs::create_dir_all(dir).map_err(at(dir))?;
+        // Before anything is removed: the other's newest segment may be empty still.
+        let lock = lock(dir)?;
         let mut found = Vec::new();
         for entry in fs::read_dir(dir).map_err(at(dir))? {
             let path = entry.map_err(at(dir))?.path();
@@ -122,6 +156,7 @@ impl Store {
             bounds,
             segments: VecDeque::new(),
             file,
+            torn: false,
             window: VecDeque::new(),
             ids: HashSet::new(),
             id_order: VecDeque::new(),
@@ -129,6 +164,7 @@ impl Store {
             samples: 0,
             clean: 0,
             unreadable: 0,
+            _lock: lock,
         };
         for segment in &segments {
             let bytes = fs::read(&segment.path).map_err(at(&segment.path))?;
@@ -149,8 +185,8 @@ impl Store {
     /// Adds a batch; samples whose id is known are dropped.
     ///
     /// # Errors
-    /// [`StoreError`] when the segment cannot be written; the samples are then in memory only.
-    pub fn append(&mut self, batch: &[(Sample, Vec<u8>)]) -> Result<Appended, StoreError> {
+    /// [`NotOnDisk`] when the segment cannot be written; the samples are then in memory only.
+    pub fn append(&mut self, batch: &[(Sample, Vec<u8>)]) -> Result<Appended, NotOnDisk> {
         let mut appended = Appended::default();
         let mut text = Vec::new();
         for (sample, line) in batch {
@@ -162,24 +198,39 @@ impl Store {
                 appended.duplicates += 1;
             }
         }
-        self.write(&text)?;
-        Ok(appended)
+        match self.write(&text) {
+            Ok(()) => Ok(appended),
+            Err(cause) => Err(NotOnDisk { appended, cause }),
+        }
     }
 
     fn write(&mut self, text: &[u8]) -> Result<(), StoreError> {
+        if text.is_empty() {
+            return Ok(());
+        }
         let full = self.segments.back().is_none_or(|segment| segment.bytes >= SEGMENT_BYTES);
-        if full {
+        if full || self.torn {
             let next = self.segments.back().map_or(1, |last| last.number + 1);
             let (segment, file) = new_segment(&self.dir, next)?;
             self.segments.push_back(segment);
             self.file = file;
+            self.torn = false;
             drop_oldest(&mut self.segments, self.bounds.max_bytes)?;
         }
-        self.file.write_all(text).map_err(at(&self.dir))?;
+        if let Err(cause) = self.file.write_all(text) {
+            self.cut_off_half_line();
+            return Err(at(self.segments.back().map_or(&self.dir, |segment| &segment.path))(cause));
+        }
         if let Some(segment) = self.segments.back_mut() {
             segment.bytes += text.len() as u64;
         }
         Ok(())
+    }
+
+    /// After a failed write: goes back to the last whole line, or else begins a new segment at the next write.
+    fn cut_off_half_line(&mut self) {
+        let whole = self.segments.back().map_or(0, |segment| segment.bytes);
+        self.torn = self.file.set_len(whole).is_err();
     }
 
     /// Takes a sample into memory; `false` for a duplicate.
@@ -240,9 +291,27 @@ impl Store {
     }
 }
 
+#[cfg(all(test, target_os = "linux"))]
+impl Store {
+    /// The next write finds no space, and cannot be cut off either.
+    pub(crate) fn fill_disk(&mut self) {
+        self.file = OpenOptions::new().append(true).open("/dev/full").unwrap();
+    }
+}
+
 /// `samples-00000001.ndjson` to 1.
 fn segment_number(name: &str) -> Option<u64> {
     name.strip_prefix("samples-")?.strip_suffix(".ndjson")?.parse().ok()
+}
+
+fn lock(dir: &Path) -> Result<File, StoreError> {
+    let path = dir.join(LOCK_FILE);
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(at(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { dir: dir.to_owned() }),
+        Err(TryLockError::Error(cause)) => Err(at(&path)(cause)),
+    }
 }
 
 fn new_segment(dir: &Path, number: u64) -> Result<(Segment, File), StoreError> {
@@ -287,6 +356,7 @@ mod tests {
 
     fn files(dir: &Path) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|path| !path.ends_with(LOCK_FILE));
         files.sort();
         files
     }
@@ -319,6 +389,7 @@ mod tests {
         let mut store = open(dir.path(), Bounds::default()).unwrap();
         assert_eq!(store.counts(), (8, 8, 1));
         store.append(&samples[9..]).unwrap();
+        drop(store);
         assert_eq!(open(dir.path(), Bounds::default()).unwrap().counts(), (9, 9, 1));
     }
 
@@ -357,5 +428,54 @@ mod tests {
         let store = open(dir.path(), Bounds::default()).unwrap();
         assert_eq!(store.counts(), (2, 2, 1));
         assert_eq!(store.examples().last().unwrap().at_ms, samples[2].0.at_ms);
+    }
+
+    #[test]
+    fn a_second_trainer_is_refused_by_name_and_the_first_keeps_its_segment() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = open(dir.path(), Bounds::default()).unwrap();
+        let refused = open(dir.path(), Bounds::default()).unwrap_err();
+        assert!(matches!(refused, StoreError::Locked { .. }), "{refused}");
+        let message = refused.to_string();
+        assert!(
+            message.contains(dir.path().to_str().unwrap()) && message.contains("--data-dir"),
+            "{message}"
+        );
+        first.append(&batch(1, 3)).unwrap();
+        drop(first);
+        assert_eq!(open(dir.path(), Bounds::default()).unwrap().counts(), (3, 3, 0));
+    }
+
+    #[test]
+    fn half_a_line_is_cut_off_before_the_next_append() {
+        let dir = tempfile::tempdir().unwrap();
+        let samples = batch(1, 4);
+        let mut store = open(dir.path(), Bounds::default()).unwrap();
+        store.append(&samples[..2]).unwrap();
+        // What a write leaves that the disk had no room for.
+        store.file.write_all(&samples[2].1[..100]).unwrap();
+        store.cut_off_half_line();
+        store.append(&samples[3..]).unwrap();
+        drop(store);
+        assert_eq!(files(dir.path()).len(), 1);
+        assert_eq!(open(dir.path(), Bounds::default()).unwrap().counts(), (3, 3, 0));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_keeps_samples_in_memory_and_the_next_append_begins_a_segment() {
+        let dir = tempfile::tempdir().unwrap();
+        let samples = batch(1, 6);
+        let mut store = open(dir.path(), Bounds::default()).unwrap();
+        store.append(&samples[..2]).unwrap();
+        store.fill_disk();
+        let failed = store.append(&samples[1..4]).unwrap_err();
+        assert_eq!(failed.appended, Appended { accepted: 2, duplicates: 1 });
+        assert!(failed.to_string().contains("samples-00000001.ndjson"), "{failed}");
+        assert_eq!(store.counts(), (4, 4, 0));
+        assert_eq!(store.append(&samples[4..]).unwrap(), Appended { accepted: 2, duplicates: 0 });
+        drop(store);
+        assert_eq!(files(dir.path()).len(), 2);
+        assert_eq!(open(dir.path(), Bounds::default()).unwrap().counts(), (4, 4, 0));
     }
 }

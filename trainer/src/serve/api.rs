@@ -86,19 +86,20 @@ fn take(state: &State, body: &[u8], encoding: Option<&str>) -> Response {
         state.metrics.window.set(i64::try_from(store.window_len()).unwrap_or(i64::MAX));
         appended
     };
-    let appended = match appended {
-        Ok(appended) => appended,
-        Err(error) => {
-            // They are in memory and will be learned from; the filter must not send them again.
-            tracing::error!(%error, "samples are not on disk");
-            return refuse(StatusCode::INSUFFICIENT_STORAGE, &error.to_string());
-        }
+    // What is not on disk is in memory and will be learned from, so it counts all the same.
+    let (appended, not_on_disk) = match appended {
+        Ok(appended) => (appended, None),
+        Err(error) => (error.appended, Some(error)),
     };
     state.duplicates.fetch_add(appended.duplicates, Ordering::Relaxed);
     state.metrics.samples.with_label_values(&["accepted"]).inc_by(appended.accepted);
     state.metrics.samples.with_label_values(&["duplicate"]).inc_by(appended.duplicates);
     if appended.accepted > 0 {
         state.news.notify_one();
+    }
+    if let Some(error) = not_on_disk {
+        tracing::error!(%error, "samples are not on disk");
+        return refuse(StatusCode::INSUFFICIENT_STORAGE, &error.to_string());
     }
     // A batch of which nothing could be read is an error of the sender's, however many lines it has.
     let status = if batch.samples.is_empty() && rejected > 0 {
@@ -138,4 +139,45 @@ async fn metrics(FromState(state): FromState<Arc<State>>) -> Response {
     let streams: i64 = state.nodes.list().iter().map(|node| i64::from(node.streams)).sum();
     state.metrics.streams.set(streams);
     ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], state.metrics.page()).into_response()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::publish::tests::template;
+    use crate::serve::ServeOptions;
+    use crate::{synthetic, xgb};
+
+    #[tokio::test]
+    async fn on_a_full_disk_the_counter_says_the_same_as_the_status() {
+        let Some(xgboost) = xgb::for_tests() else { return };
+        let dir = tempfile::tempdir().unwrap();
+        let any_port = "127.0.0.1:0".parse().unwrap();
+        let options = ServeOptions {
+            listen: any_port,
+            xds_listen: any_port,
+            ecds_file: None,
+            template: template(),
+            data_dir: dir.path().to_owned(),
+            min_samples: 300,
+            refit_interval: std::time::Duration::from_secs(1),
+            token: String::new(),
+            hold: false,
+            bounds: crate::store::Bounds::default(),
+            fit: crate::fit::FitOptions::default(),
+        };
+        let state = State::open(&options, xgboost).unwrap();
+        let lines = |samples: &[foretoken_core::sample::Sample]| -> String {
+            samples.iter().map(|sample| serde_json::to_string(sample).unwrap() + "\n").collect()
+        };
+        let samples = synthetic::samples(1, 5);
+        state.store().fill_disk();
+        let answer = take(&state, lines(&samples[..3]).as_bytes(), None);
+        assert_eq!(answer.status(), StatusCode::INSUFFICIENT_STORAGE);
+        let answer = take(&state, lines(&samples[2..]).as_bytes(), None);
+        assert_eq!(answer.status(), StatusCode::OK);
+        let counted = |result| state.metrics.samples.with_label_values(&[result]).get();
+        assert_eq!((counted("accepted"), counted("duplicate")), (5, 1));
+        assert_eq!(Status::of(&state).samples, 5);
+    }
 }
