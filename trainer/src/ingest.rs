@@ -5,7 +5,7 @@
 
 use std::io::Read;
 
-use foretoken_core::features::{COUNT, SCHEMA_ID};
+use foretoken_core::features::{COLUMNS, COUNT, Column, SCHEMA_ID};
 use foretoken_core::sample::Sample;
 use subtle::ConstantTimeEq;
 use thiserror::Error;
@@ -28,6 +28,15 @@ const MAX_NAME_BYTES: usize = 256;
 /// How far a sample may be ahead of the trainer's clock, ms. Proxies' clocks drift by seconds; a sample from
 /// far ahead would pass for the newest until the clock reaches it, and so stop every later fit.
 pub const MAX_AHEAD_MS: u64 = 5 * 60 * 1000;
+
+/// Largest size of a feature. Beyond what tokens, requests and milliseconds of any fleet come to.
+const MAX_FEATURE: f32 = 1e12;
+
+/// Longest prior, ms: twelve days, so that a queue of any length is in.
+const MAX_PRIOR_MS: f32 = 1e9;
+
+/// Longest measured time, ms: 28 hours.
+const MAX_TIME_MS: f32 = 1e8;
 
 /// Most reasons that an answer lists.
 const MAX_REASONS: usize = 10;
@@ -64,8 +73,8 @@ reasons! {
     Features = "features",
     /// No id, or a name that is too long.
     Name = "name",
-    /// A number that cannot be: infinite or negative.
-    Value = "value",
+    /// A number that no request can have.
+    OutOfRange = "out_of_range",
     /// Its time lies ahead of the trainer's clock.
     Future = "future",
 }
@@ -205,16 +214,46 @@ pub fn read_line(line: &[u8], now_ms: u64) -> Result<Sample, (Reason, String)> {
             format!("`at_ms` is {ahead_s} s ahead of the trainer's clock: set the clocks of both machines"),
         ));
     }
-    if sample.features.iter().any(|value| value.is_infinite()) {
-        return Err((Reason::Value, "a feature is infinite; unknown is null".to_owned()));
+    check_ranges(&sample).map_err(|detail| (Reason::OutOfRange, detail))?;
+    Ok(sample)
+}
+
+/// Names the first number that no request can have.
+fn check_ranges(sample: &Sample) -> Result<(), String> {
+    let column = |(value, column): (&f32, &Column)| {
+        // NaN is unknown.
+        let known = if value.is_nan() { 0.0 } else { *value };
+        let prior_ok = !column.name.starts_with("prior_") || (0.0..=MAX_PRIOR_MS).contains(&known);
+        (known.abs() > MAX_FEATURE || !prior_ok).then(|| format!("feature `{}` is {value}", column.name))
+    };
+    if let Some(detail) = sample.features.iter().zip(COLUMNS).find_map(column) {
+        return Err(format!("{detail}; unknown is null"));
     }
-    let times = [("ttft_ms", sample.ttft_ms), ("tpot_ms", sample.tpot_ms), ("e2e_ms", sample.e2e_ms)];
-    for (field, value) in times {
-        if value.is_some_and(|value| !value.is_finite() || value < 0.0) {
-            return Err((Reason::Value, format!("`{field}` is not a time in milliseconds")));
+    let priors = [("prior_ttft_ms", sample.prior_ttft_ms), ("prior_tpot_ms", sample.prior_tpot_ms)];
+    for (field, value) in priors {
+        // 0 is unknown, which the row of a pod that answered never is.
+        let least = if sample.is_clean() { f32::MIN_POSITIVE } else { 0.0 };
+        if !(least..=MAX_PRIOR_MS).contains(&value) {
+            return Err(format!("`{field}` is {value}, not a time above 0 and up to {MAX_PRIOR_MS} ms"));
         }
     }
-    Ok(sample)
+    let predictions =
+        [("predicted_ttft_ms", sample.predicted_ttft_ms), ("predicted_tpot_ms", sample.predicted_tpot_ms)];
+    if let Some((field, value)) = predictions.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
+        return Err(format!("`{field}` is {value}, not a time in ms; unknown is 0"));
+    }
+    let times = [
+        ("ttft_ms", sample.ttft_ms, f32::MIN_POSITIVE),
+        // All tokens in one read are 0 apart: nothing learns a TPOT from that, but its TTFT is good.
+        ("tpot_ms", sample.tpot_ms, 0.0),
+        ("e2e_ms", sample.e2e_ms, f32::MIN_POSITIVE),
+    ];
+    for (field, value, least) in times {
+        if let Some(value) = value.filter(|value| !(least..=MAX_TIME_MS).contains(value)) {
+            return Err(format!("`{field}` is {value}, not a time of a request up to {MAX_TIME_MS} ms"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether an `authorization` header carries the token. The comparison takes the same time wherever the
@@ -279,10 +318,10 @@ mod tests {
         assert_eq!(reason(&line(|s| s.features.truncate(3))), Reason::Features);
         assert_eq!(reason(&line(|s| s.id.clear())), Reason::Name);
         assert_eq!(reason(&line(|s| s.model = "m".repeat(300))), Reason::Name);
-        assert_eq!(reason(&line(|s| s.ttft_ms = Some(-1.0))), Reason::Value);
+        assert_eq!(reason(&line(|s| s.ttft_ms = Some(-1.0))), Reason::OutOfRange);
         assert_eq!(reason(&vec![b' '; MAX_LINE_BYTES + 1]), Reason::TooLong);
         let huge = String::from_utf8(line(|s| s.features[0] = 12345.0)).unwrap().replace("12345.0", "1e999");
-        assert!(matches!(reason(huge.as_bytes()), Reason::NotASample | Reason::Value));
+        assert!(matches!(reason(huge.as_bytes()), Reason::NotASample | Reason::OutOfRange));
         let many = read("x\n".repeat(MAX_LINES + 5).as_bytes(), NOW_MS);
         assert_eq!(many.rejected.last(), Some(&(Reason::TooManyLines, 1)));
         assert_eq!(many.examples.len(), MAX_REASONS);
@@ -296,6 +335,51 @@ mod tests {
         assert_eq!(reason, Reason::Future);
         assert!(detail.contains("300 s ahead"), "{detail}");
         assert_eq!(at(u64::MAX).unwrap_err().0, Reason::Future);
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_is_rejected_by_the_name_of_its_field() {
+        use foretoken_core::features::Feature;
+        type Change = fn(&mut Sample);
+        let faults: [(&str, Change); 15] = [
+            ("prompt_tokens", |s| s.features[Feature::PromptTokens as usize] = 1.1e12),
+            ("waiting_requests", |s| s.features[Feature::WaitingRequests as usize] = -1.1e12),
+            ("prior_ttft_ms", |s| s.features[Feature::PriorTtftMs as usize] = -1.0),
+            ("prior_tpot_ms", |s| s.features[Feature::PriorTpotMs as usize] = 2e9),
+            ("prior_ttft_ms", |s| s.prior_ttft_ms = 0.0),
+            ("prior_ttft_ms", |s| s.prior_ttft_ms = 1.1e9),
+            ("prior_tpot_ms", |s| s.prior_tpot_ms = -3.0),
+            ("predicted_ttft_ms", |s| s.predicted_ttft_ms = -0.1),
+            ("predicted_tpot_ms", |s| s.predicted_tpot_ms = -1e30),
+            ("ttft_ms", |s| s.ttft_ms = Some(0.0)),
+            ("ttft_ms", |s| s.ttft_ms = Some(1.1e8)),
+            ("tpot_ms", |s| s.tpot_ms = Some(-1.0)),
+            ("tpot_ms", |s| s.tpot_ms = Some(1.1e8)),
+            ("e2e_ms", |s| s.e2e_ms = Some(0.0)),
+            ("e2e_ms", |s| s.e2e_ms = Some(1.1e8)),
+        ];
+        for (field, change) in faults {
+            let (reason, detail) = read_line(&line(change), NOW_MS).unwrap_err();
+            assert_eq!(reason, Reason::OutOfRange, "{field}");
+            assert!(detail.contains(&format!("`{field}`")), "{field}: {detail}");
+        }
+        assert_eq!(Reason::OutOfRange.name(), "out_of_range");
+    }
+
+    #[test]
+    fn what_is_unknown_is_in_range_and_teaches_nothing() {
+        let unclean = line(|s| {
+            s.status = 503;
+            (s.prior_ttft_ms, s.prior_tpot_ms) = (0.0, 0.0);
+            (s.predicted_ttft_ms, s.predicted_tpot_ms) = (0.0, 0.0);
+            (s.ttft_ms, s.tpot_ms, s.e2e_ms) = (None, None, None);
+        });
+        assert_eq!(crate::dataset::example(&read_line(&unclean, NOW_MS).unwrap()), None);
+        let unpredicted = line(|s| s.predicted_ttft_ms = 0.0);
+        assert!(read_line(&unpredicted, NOW_MS).unwrap().is_clean());
+        let in_one_read = read_line(&line(|s| s.tpot_ms = Some(0.0)), NOW_MS).unwrap();
+        let example = crate::dataset::example(&in_one_read).unwrap();
+        assert!(example.ttft.is_some() && example.tpot.is_none());
     }
 
     #[test]
