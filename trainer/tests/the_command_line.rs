@@ -76,6 +76,15 @@ fn boosters_from_elsewhere_are_converted_with_proof() {
     assert_eq!(refused.status.code(), Some(1));
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(message.contains("ttft") && message.contains("reg:gamma"), "{message}");
+    for (not_a_model, why) in [("", "empty"), ("{\"learner\":{}}", "gradient_booster"), ("{L", "UBJSON")] {
+        std::fs::write(&bad, not_a_model).unwrap();
+        let refused = trainer(&base).args(["--ttft", &bad]).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1));
+        let message = String::from_utf8(refused.stderr).unwrap();
+        for part in [&bad, "not a model that XGBoost 3.4.1 can load", "save_model", why] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use foretoken_core::model::contract::{Target, Unit};
 use foretoken_trainer::export::{Facts, export, now_ms};
 use foretoken_trainer::parity;
 use foretoken_trainer::registry::write_durably;
-use foretoken_trainer::xgb::{Booster, Xgboost};
+use foretoken_trainer::xgb::{Booster, VERSION, Xgboost};
 use serde_json::json;
 
 use super::Library;
@@ -52,7 +52,12 @@ pub(super) struct Convert {
 
 fn load(xgboost: &Xgboost, path: &Path) -> Result<Booster> {
     let bytes = fs::read(path).with_context(|| format!("cannot read the booster {}", path.display()))?;
-    xgboost.load_booster(&bytes).with_context(|| path.display().to_string())
+    xgboost.load_booster(&bytes).with_context(|| {
+        format!(
+            "{} is not a model that XGBoost {VERSION} can load; give a file that save_model(\"model.json\") or save_model(\"model.ubj\") of XGBoost wrote",
+            path.display()
+        )
+    })
 }
 
 impl Convert {

@@ -5,6 +5,7 @@
 //! conversion depends; "some XGBoost" would make a fit impossible to reproduce.
 
 mod ffi;
+mod shape;
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -25,13 +26,13 @@ pub const LIBRARY_IN_REPOSITORY: &str = ".foretoken/xgboost/xgboost/lib/libxgboo
 pub enum XgbError {
     /// The library cannot be loaded.
     #[error(
-        "cannot load XGBoost from {path}: {source}; run scripts/setup, or name libxgboost.so of the xgboost-cpu {VERSION} wheel with --xgboost-lib or {LIBRARY_VARIABLE}"
+        "cannot load XGBoost from {path}: {cause}; run scripts/setup, or name libxgboost.so of the xgboost-cpu {VERSION} wheel with --xgboost-lib or {LIBRARY_VARIABLE}"
     )]
     Load {
         /// The file.
         path: PathBuf,
         /// What the loader said.
-        source: libloading::Error,
+        cause: libloading::Error,
     },
     /// Another version.
     #[error(
@@ -50,6 +51,12 @@ pub enum XgbError {
         call: &'static str,
         /// First line of what XGBoost said.
         message: String,
+    },
+    /// Bytes that are no model file.
+    #[error("{reason}")]
+    NotAModel {
+        /// What is wrong with them.
+        reason: String,
     },
     /// Arguments that do not fit together.
     #[error("{0}")]
@@ -82,7 +89,7 @@ impl Xgboost {
     /// [`XgbError::Load`] or [`XgbError::Version`].
     pub fn load(path: &Path) -> Result<Self, XgbError> {
         let library =
-            ffi::Library::load(path).map_err(|source| XgbError::Load { path: path.to_owned(), source })?;
+            ffi::Library::load(path).map_err(|cause| XgbError::Load { path: path.to_owned(), cause })?;
         let (major, minor, patch) = library.version();
         let found = format!("{major}.{minor}.{patch}");
         if found != VERSION {
@@ -123,8 +130,9 @@ impl Xgboost {
     /// A booster from a saved model, JSON or UBJSON.
     ///
     /// # Errors
-    /// [`XgbError`] when XGBoost cannot read it.
+    /// [`XgbError::NotAModel`] by its shape, or [`XgbError`] when XGBoost cannot read it.
     pub fn load_booster(&self, model: &[u8]) -> Result<Booster, XgbError> {
+        shape::check(model).map_err(|reason| XgbError::NotAModel { reason })?;
         let booster = Booster(self.0.booster(&[]).map_err(failed("make a booster"))?);
         booster.0.load(model).map_err(failed("read the model file"))?;
         Ok(booster)
