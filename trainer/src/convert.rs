@@ -31,7 +31,7 @@ const MAX_OUTPUTS: usize = 16;
 pub enum ConvertError {
     /// Not the JSON that this version writes.
     #[error("not a model file of XGBoost {version}: {0}", version = crate::xgb::VERSION)]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
     /// A kind of model that has no exact form here.
     #[error("{what} cannot be converted: {fix}")]
     Unsupported {
@@ -151,7 +151,7 @@ fn unsupported<T>(what: impl Into<String>, fix: &'static str) -> Result<T, Conve
 /// # Errors
 /// [`ConvertError`] names what is not supported.
 pub fn convert(json: &[u8]) -> Result<Converted, ConvertError> {
-    let File { learner } = serde_json::from_slice(json)?;
+    let File { learner } = serde_json::from_slice(json).map_err(ConvertError::Json)?;
     check_learner(&learner)?;
     let booster = match learner.gradient_booster {
         Some(booster) if booster.name == "gbtree" => booster,

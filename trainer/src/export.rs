@@ -15,12 +15,12 @@ use crate::xgb::{self, Booster, XgbError};
 #[derive(Debug, Error)]
 pub enum ExportError {
     /// The trees.
-    #[error("{target}: {source}")]
+    #[error("{target}: {cause}")]
     Convert {
         /// Which booster.
         target: &'static str,
         /// Why.
-        source: ConvertError,
+        cause: ConvertError,
     },
     /// XGBoost could not save it.
     #[error(transparent)]
@@ -134,7 +134,7 @@ pub fn export<'a>(
     let mut parts = Vec::new();
     for &(target, unit, booster) in boosters {
         let converted = convert(&booster.to_json()?)
-            .map_err(|source| ExportError::Convert { target: target_name(target), source })?;
+            .map_err(|cause| ExportError::Convert { target: target_name(target), cause })?;
         let outputs = outputs(&converted, target, unit)?;
         ensembles.extend(outputs.iter().copied().zip(converted.outputs));
         parts.push(Part { booster, outputs });

@@ -72,7 +72,7 @@ pub enum FitError {
     Export(#[from] ExportError),
     /// The model was fitted but is not the same everywhere.
     #[error("parity: {0}")]
-    Parity(#[from] ParityError),
+    Parity(ParityError),
     /// The model was fitted but the readers refuse it.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -195,7 +195,7 @@ pub fn fit(
     let boosters = [(Target::Ttft, Unit::Ratio, &final_ttft), (Target::Tpot, Unit::Ratio, &final_tpot)];
     let (onnx, parts) = export::export(&facts, &boosters)?;
     let newest = examples.iter().rev().take(PARITY_ROWS).map(|example| example.row).collect::<Vec<Row>>();
-    let parity = parity::prove(&onnx, &parts, &newest)?;
+    let parity = parity::prove(&onnx, &parts, &newest).map_err(FitError::Parity)?;
     Ok(Fitted {
         onnx,
         model_id: facts.model_id,

@@ -22,12 +22,12 @@ pub const EDGE_ROWS: usize = 1024;
 #[derive(Debug, Error)]
 pub enum ParityError {
     /// A reader refuses the file.
-    #[error("{reader}: {source}")]
+    #[error("{reader}: {cause}")]
     Reader {
         /// Which.
         reader: &'static str,
         /// Why.
-        source: ModelError,
+        cause: ModelError,
     },
     /// XGBoost could not predict.
     #[error(transparent)]
@@ -69,7 +69,7 @@ pub struct ParityReport {
 /// [`ParityError::Differs`] with the first differing value.
 pub fn prove(onnx: &[u8], parts: &[Part<'_>], rows: &[Row]) -> Result<ParityReport, ParityError> {
     let (_, ensembles) =
-        onnx::read(onnx).map_err(|source| ParityError::Reader { reader: "lean reader", source })?;
+        onnx::read(onnx).map_err(|cause| ParityError::Reader { reader: "lean reader", cause })?;
     let mut all = rows.to_vec();
     all.extend(edge_rows(ensembles.iter().map(|(_, ensemble)| ensemble), EDGE_ROWS, 1));
     let expected = expected(parts, &all)?;
@@ -78,9 +78,9 @@ pub fn prove(onnx: &[u8], parts: &[Part<'_>], rows: &[Row]) -> Result<ParityRepo
     let plain = plain_walk(&ensembles, &all);
     compare("plain walk", &outputs, &plain, &expected)?;
     let lean =
-        Model::from_onnx_lean(onnx).map_err(|source| ParityError::Reader { reader: "kernel", source })?;
+        Model::from_onnx_lean(onnx).map_err(|cause| ParityError::Reader { reader: "kernel", cause })?;
     let tract =
-        Model::from_onnx_tract(onnx).map_err(|source| ParityError::Reader { reader: "tract", source })?;
+        Model::from_onnx_tract(onnx).map_err(|cause| ParityError::Reader { reader: "tract", cause })?;
     let mut found = Vec::new();
     for (reader, model) in [("kernel", &lean), ("tract", &tract)] {
         model.evaluate(&all, &mut found);
@@ -159,7 +159,7 @@ fn compare(
         None if found.len() == expected.len() => Ok(()),
         None => Err(ParityError::Reader {
             reader,
-            source: ModelError::Contract(format!("{} rows of {} predicted", found.len(), expected.len())),
+            cause: ModelError::Contract(format!("{} rows of {} predicted", found.len(), expected.len())),
         }),
         Some((output, row, found, expected)) => {
             Err(ParityError::Differs { reader, output, row, found, expected, differing, values })

@@ -17,15 +17,44 @@ const KEEP: usize = 20;
 
 /// What went wrong with the registry.
 #[derive(Debug, Error)]
-#[error("model registry {path}: {source}")]
+#[error("{what} {path}: {cause}")]
 pub struct RegistryError {
+    what: &'static str,
     path: PathBuf,
-    source: io::Error,
+    cause: io::Error,
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
     let path = path.to_owned();
-    move |source| RegistryError { path, source }
+    move |cause| RegistryError { what: "model registry", path, cause }
+}
+
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> RegistryError {
+    let path = path.to_owned();
+    move |cause| {
+        // The temporary file's error names that file, of which nobody has heard.
+        let temporary = cause.kind() != io::ErrorKind::Other && cause.get_ref().is_some();
+        let cause = if temporary { cause.kind().into() } else { cause };
+        RegistryError { what: "cannot write", path: path.clone(), cause }
+    }
+}
+
+/// The folder that a file is in.
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whether the folder of a file that is to be written later is there, to say so before the work and not after.
+///
+/// # Errors
+/// [`RegistryError`] names the file and the folder.
+pub fn check_folder(path: &Path) -> Result<(), RegistryError> {
+    let dir = folder(path);
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let cause = io::Error::other(format!("there is no folder {}; make it first", dir.display()));
+    Err(cannot_write(path)(cause))
 }
 
 /// One published version.
@@ -145,11 +174,11 @@ fn generations(dir: &Path) -> Result<Vec<u64>, RegistryError> {
 /// # Errors
 /// [`RegistryError`] names the file.
 pub fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RegistryError> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(at(path))?;
-    file.write_all(bytes).map_err(at(path))?;
-    file.as_file().sync_all().map_err(at(path))?;
-    file.persist(path).map_err(|error| error.error).map_err(at(path))?;
+    let fail = cannot_write(path);
+    let mut file = tempfile::NamedTempFile::new_in(folder(path)).map_err(&fail)?;
+    file.write_all(bytes).map_err(&fail)?;
+    file.as_file().sync_all().map_err(&fail)?;
+    file.persist(path).map_err(|error| fail(error.error))?;
     Ok(())
 }
 
@@ -207,5 +236,21 @@ mod tests {
         }
         assert_eq!(generations(dir.path()).unwrap().first(), Some(&6));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2 * KEEP);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_named_itself_and_the_cause_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("missing").join("model.onnx");
+        let written = write_durably(&path, b"x").unwrap_err();
+        assert_eq!(
+            format!("{:#}", anyhow::Error::from(written)),
+            format!("cannot write {}: entity not found", path.display())
+        );
+        let checked = check_folder(&path).unwrap_err().to_string();
+        let folder = format!("there is no folder {}", path.parent().unwrap().display());
+        assert!(checked.contains(&folder) && checked.contains("model.onnx"), "{checked}");
+        assert!(check_folder(&dir.path().join("model.onnx")).is_ok());
+        assert!(check_folder(Path::new("model.onnx")).is_ok());
     }
 }

@@ -121,9 +121,39 @@ fn wrong_usage_and_failures_have_their_exit_codes_and_say_what_to_do() {
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("no/libxgboost.so") && message.contains("scripts/setup"), "{message}");
+    assert_eq!(message.matches("No such file or directory").count(), 1, "{message}");
     let output = trainer(&["inspect", "Cargo.toml"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().contains("not an ONNX file"));
     let help = trainer(&["serve", "--help"]).output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("Examples:"));
+}
+
+#[test]
+fn a_missing_folder_is_named_before_the_work() {
+    if xgb::for_tests().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("missing").join("out.file");
+    let filter = dir.path().join("filter.json");
+    std::fs::write(&filter, r#"{"cluster":"pods","endpoints":{"admin_cluster":"admin"}}"#).unwrap();
+    let (out, filter) = (out.to_str().unwrap(), filter.to_str().unwrap());
+    let data = dir.path().join("data");
+    // None of the other files exists: the folder is looked at first.
+    let fit = trainer(&["fit", "--samples", "none.ndjson", "--out", out]).output().unwrap();
+    let convert = ["convert", "--ttft", "none.json", "--tpot", "none.json", "--out", out];
+    let convert = trainer(&convert).output().unwrap();
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--xds-listen", "127.0.0.1:0", "--module", "f.wasm"];
+    let serve = trainer(&serve)
+        .args(["--filter-config", filter, "--ecds-file", out, "--data-dir", data.to_str().unwrap()])
+        .output()
+        .unwrap();
+    for output in [fit, convert, serve] {
+        assert_eq!(output.status.code(), Some(1));
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(&format!("cannot write {out}: there is no folder")), "{message}");
+        assert!(!message.contains("none."), "{message}");
+    }
+    assert!(!data.exists());
 }

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use foretoken_core::model::contract::{Target, Unit};
 use foretoken_trainer::export::{Facts, export, now_ms};
 use foretoken_trainer::parity;
-use foretoken_trainer::registry::write_durably;
+use foretoken_trainer::registry::{check_folder, write_durably};
 use foretoken_trainer::xgb::{Booster, VERSION, Xgboost};
 use serde_json::json;
 
@@ -62,6 +62,7 @@ fn load(xgboost: &Xgboost, path: &Path) -> Result<Booster> {
 
 impl Convert {
     pub(super) fn run(self) -> Result<()> {
+        check_folder(&self.out)?;
         let xgboost = self.library.load()?;
         let (ttft, tpot) = (load(&xgboost, &self.ttft)?, load(&xgboost, &self.tpot)?);
         let unit = match self.unit {

@@ -10,7 +10,7 @@ use foretoken_trainer::export::now_ms;
 use foretoken_trainer::fit::{Scores, fit, max_total_rounds};
 use foretoken_trainer::gate::judge;
 use foretoken_trainer::ingest;
-use foretoken_trainer::registry::write_durably;
+use foretoken_trainer::registry::{check_folder, write_durably};
 use foretoken_trainer::score::TargetScore;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -40,6 +40,7 @@ pub(super) struct Fit {
 
 impl Fit {
     pub(super) fn run(self) -> Result<()> {
+        check_folder(&self.out)?;
         let xgboost = self.library.load()?;
         let (examples, lines, rejected) = self.read()?;
         let options = self.fit.options();

@@ -39,7 +39,7 @@ pub enum TemplateError {
     Config(#[from] ConfigError),
     /// Not JSON.
     #[error("filter configuration: {0}")]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
     /// It brings a model along.
     #[error("filter configuration: remove `model`: the trainer writes it")]
     Model,
@@ -75,7 +75,7 @@ impl Template {
         if config.model.is_some() {
             return Err(TemplateError::Model);
         }
-        let filter = serde_json::from_slice(filter)?;
+        let filter = serde_json::from_slice(filter).map_err(TemplateError::Json)?;
         Ok(Self { extension_name, vm_id, module, filter, token: config.samples.token })
     }
 

@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::publish::nodes::Nodes;
 use crate::publish::xds::{Ecds, ExtensionConfigDiscoveryServiceServer};
 use crate::publish::{Publications, Template, file};
-use crate::registry::{Registry, RegistryError};
+use crate::registry::{Registry, RegistryError, check_folder};
 use crate::store::{Bounds, Store, StoreError};
 use crate::xgb::Xgboost;
 
@@ -72,24 +72,24 @@ pub enum ServeError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// A port.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {cause}")]
     Listen {
         /// Where.
         address: SocketAddr,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The HTTP server.
     #[error("HTTP server: {0}")]
     Http(std::io::Error),
     /// The discovery server.
-    #[error("discovery server: {0}")]
+    #[error("discovery server")]
     Xds(#[from] tonic::transport::Error),
     /// The metrics table.
-    #[error("metrics: {0}")]
+    #[error("metrics")]
     Metrics(#[from] prometheus::Error),
     /// A task ended in a way that it must not.
-    #[error("a task ended unexpectedly: {0}")]
+    #[error("a task ended unexpectedly")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -207,7 +207,7 @@ impl State {
 }
 
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
-    let fail = |source| ServeError::Listen { address, source };
+    let fail = |cause| ServeError::Listen { address, cause };
     let listener = TcpListener::bind(address).await.map_err(fail)?;
     let bound = listener.local_addr().map_err(fail)?;
     Ok((listener, bound))
@@ -223,6 +223,9 @@ pub async fn serve(
     ready: impl FnOnce(Ready),
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    if let Some(path) = &options.ecds_file {
+        check_folder(path)?;
+    }
     let (http, http_address) = listen(options.listen).await?;
     let (xds, xds_address) = listen(options.xds_listen).await?;
     let (options, state) = tokio::task::spawn_blocking(move || {

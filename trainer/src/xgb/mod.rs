@@ -26,13 +26,13 @@ pub const LIBRARY_IN_REPOSITORY: &str = ".foretoken/xgboost/xgboost/lib/libxgboo
 pub enum XgbError {
     /// The library cannot be loaded.
     #[error(
-        "cannot load XGBoost from {path}: {cause}; run scripts/setup, or name libxgboost.so of the xgboost-cpu {VERSION} wheel with --xgboost-lib or {LIBRARY_VARIABLE}"
+        "cannot load XGBoost from {path}; run scripts/setup, or name libxgboost.so of the xgboost-cpu {VERSION} wheel with --xgboost-lib or {LIBRARY_VARIABLE}"
     )]
     Load {
         /// The file.
         path: PathBuf,
         /// What the loader said.
-        cause: libloading::Error,
+        source: libloading::Error,
     },
     /// Another version.
     #[error(
@@ -89,7 +89,7 @@ impl Xgboost {
     /// [`XgbError::Load`] or [`XgbError::Version`].
     pub fn load(path: &Path) -> Result<Self, XgbError> {
         let library =
-            ffi::Library::load(path).map_err(|cause| XgbError::Load { path: path.to_owned(), cause })?;
+            ffi::Library::load(path).map_err(|source| XgbError::Load { path: path.to_owned(), source })?;
         let (major, minor, patch) = library.version();
         let found = format!("{major}.{minor}.{patch}");
         if found != VERSION {
@@ -275,7 +275,7 @@ pub fn for_tests() -> Option<Xgboost> {
     }
     match Xgboost::load(&path) {
         Ok(xgboost) => Some(xgboost),
-        Err(error) => panic!("{error}"),
+        Err(error) => panic!("{error}: {error:?}"),
     }
 }
 
