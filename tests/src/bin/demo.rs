@@ -35,8 +35,8 @@ struct Args {
 fn seconds(text: &str) -> Result<f64, String> {
     text.parse::<f64>()
         .ok()
-        .filter(|seconds| (5.0..=3600.0).contains(seconds))
-        .ok_or("use 5 to 3600".to_owned())
+        .filter(|seconds| (10.0..=3600.0).contains(seconds))
+        .ok_or("use 10 to 3600".to_owned())
 }
 
 #[tokio::main]
@@ -68,9 +68,15 @@ async fn demo(args: &Args) -> Result<()> {
     });
     let options =
         Options { engine: args.engine, pods: pods as usize, seconds: args.seconds, seed: args.seed };
+    // Opened first: a path that cannot be written should not cost a whole run.
+    let json = args.json.as_ref().map(|path| {
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map(|_| path).with_context(|| format!("cannot write {}", path.display()))
+    });
+    let json = json.transpose()?;
     let result = play(&options).await?;
     println!("{}", table(&result));
-    if let Some(path) = &args.json {
+    if let Some(path) = json {
         let text = serde_json::to_string_pretty(&result)? + "\n";
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
