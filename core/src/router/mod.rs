@@ -23,6 +23,7 @@ use crate::codec::Writer;
 use crate::config::Config;
 use crate::features::Row;
 use crate::fleet::Fleet;
+use crate::hash::pod_key;
 use crate::ledger::{Ledger, LedgerView};
 use crate::load::LoadTable;
 use crate::model::{Model, Prediction};
@@ -30,6 +31,7 @@ use crate::num::{f32_of_u64, u64_of_f64};
 use crate::placements::{LogReader, PlacementLog};
 use crate::prefix::PrefixIndex;
 use crate::request::tokens::TokenEstimator;
+use crate::telemetry::LoadReport;
 
 /// A ledger whose heartbeat is older belongs to a VM that is gone.
 const PEER_STALE_US: u64 = 3_000_000;
@@ -128,7 +130,8 @@ impl Router {
     }
 
     /// Takes the newest table of pods. What is known of pods that left is dropped.
-    pub fn set_fleet(&mut self, fleet: Fleet) {
+    pub fn set_fleet(&mut self, mut fleet: Fleet) {
+        fleet.keep_newer_load(&self.fleet);
         let same_pods = fleet.pods().len() == self.fleet.pods().len()
             && fleet.pods().iter().zip(self.fleet.pods()).all(|(new, old)| new.key == old.key);
         self.fleet = fleet;
@@ -137,6 +140,12 @@ impl Router {
             self.ledger.retain_pods(|key| fleet.find(key).is_some());
             self.prefix.retain_pods(|key| fleet.find(key).is_some());
         }
+    }
+
+    /// Takes what a response of the pod at this `ip:port` said of its load: this VM routes by it until a newer
+    /// page comes.
+    pub fn note_load_report(&mut self, address: &str, report: &LoadReport, now_us: u64) {
+        self.fleet.note_load_report(pod_key(address), report, now_us);
     }
 
     /// Takes another worker's ledger, and through `fetch` the segments of its placement log that are news.

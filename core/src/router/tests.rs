@@ -198,14 +198,10 @@ fn unknown_telemetry_is_unknown_in_the_row_and_stale_telemetry_too() {
     let mut router = router(1);
     let mut fleet = router.fleet().clone();
     let scrape = Scrape {
-        dialect: Dialect::Vllm,
         waiting_requests: 5.0,
         running_requests: 3.0,
-        kv_usage: f32::NAN,
         kv_capacity_tokens: 4096.0,
-        prefix_query_tokens: 0.0,
-        prefix_hit_tokens: 0.0,
-        preemptions: 0.0,
+        ..Scrape::unknown(Dialect::Vllm)
     };
     fleet.set_scrape(pod_key(A), &scrape, 1_000_000);
     router.set_fleet(fleet);

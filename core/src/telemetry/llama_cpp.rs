@@ -2,62 +2,63 @@
 //!
 //! No labels, no KV gauge and no preemption: its slots hold a fixed context each, and a request without a
 //! slot is deferred. Prompt tokens are counted apart, processed and taken from the cache; their sum is what
-//! was looked up.
+//! was looked up. Source of the names: llama.cpp's `tools/server`, the metrics endpoint, and pages captured
+//! from it.
 
+use super::expected::Missing;
+use super::gather::Gathered;
 use super::text::Series;
-use super::{Dialect, Scrape, TelemetryError, add};
-use crate::num;
+use super::{Dialect, Scrape, TelemetryError};
+use crate::num::f32_of_f64;
 
 pub(super) const PREFIX: &[u8] = b"llamacpp:";
 
-/// What has been read so far; NaN until seen.
-#[derive(Debug)]
+/// What has been read so far.
+#[derive(Debug, Default)]
 pub(super) struct LlamaCpp {
-    processing: f64,
-    deferred: f64,
-    processed_tokens: f64,
-    cached_tokens: f64,
-}
-
-impl Default for LlamaCpp {
-    fn default() -> Self {
-        Self { processing: f64::NAN, deferred: f64::NAN, processed_tokens: f64::NAN, cached_tokens: f64::NAN }
-    }
+    processing: Gathered,
+    deferred: Gathered,
+    processed_tokens: Gathered,
+    cached_tokens: Gathered,
+    predicted_tokens: Gathered,
+    kv_usage: Gathered,
 }
 
 impl LlamaCpp {
     /// Takes one series; `name` is without the prefix.
     pub(super) fn take(&mut self, name: &[u8], series: &Series<'_>) {
-        let sum = match name {
-            b"requests_processing" => &mut self.processing,
-            b"requests_deferred" => &mut self.deferred,
-            b"prompt_tokens_total" => &mut self.processed_tokens,
-            b"prompt_tokens_cached_total" => &mut self.cached_tokens,
-            _ => return,
-        };
-        if let Some(value) = series.value() {
-            add(sum, value);
+        match name {
+            b"requests_processing" => self.processing.add_series(series),
+            b"requests_deferred" => self.deferred.add_series(series),
+            b"prompt_tokens_total" => self.processed_tokens.add_series(series),
+            b"prompt_tokens_cached_total" => self.cached_tokens.add_series(series),
+            b"tokens_predicted_total" => self.predicted_tokens.add_series(series),
+            // Servers up to mid-2025 had this gauge.
+            b"kv_cache_usage_ratio" => self.kv_usage.raise_series(series),
+            _ => {}
         }
     }
 
     /// What the page said.
     pub(super) fn scrape(&self) -> Result<Scrape, TelemetryError> {
-        if self.processing.is_nan() {
+        if self.processing.is_unknown() && self.deferred.is_unknown() {
             return Err(TelemetryError::Missing("llamacpp:requests_processing"));
         }
-        if self.deferred.is_nan() {
-            return Err(TelemetryError::Missing("llamacpp:requests_deferred"));
-        }
         Ok(Scrape {
-            dialect: Dialect::LlamaCpp,
-            waiting_requests: num::f32_of_f64(self.deferred.max(0.0)),
-            running_requests: num::f32_of_f64(self.processing.max(0.0)),
-            kv_usage: f32::NAN,
-            kv_capacity_tokens: f32::NAN,
+            waiting_requests: f32_of_f64(self.deferred.0.max(0.0)),
+            running_requests: f32_of_f64(self.processing.0.max(0.0)),
+            kv_usage: f32_of_f64(self.kv_usage.0.clamp(0.0, 1.0)),
             // Unknown without the count of cached tokens, which older servers lack.
-            prefix_query_tokens: self.processed_tokens + self.cached_tokens,
-            prefix_hit_tokens: self.cached_tokens,
-            preemptions: f64::NAN,
+            prefix_query_tokens: self.processed_tokens.0 + self.cached_tokens.0,
+            prefix_hit_tokens: self.cached_tokens.0,
+            computed_tokens_total: self.processed_tokens.0 + self.predicted_tokens.0,
+            missing: Missing::of(&[
+                self.processing.is_unknown(),
+                self.deferred.is_unknown(),
+                self.cached_tokens.is_unknown(),
+                self.predicted_tokens.is_unknown(),
+            ]),
+            ..Scrape::unknown(Dialect::LlamaCpp)
         })
     }
 }

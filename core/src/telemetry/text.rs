@@ -70,6 +70,13 @@ pub(super) struct Label<'a> {
     pub(super) value: &'a [u8],
 }
 
+impl Label<'_> {
+    /// The value as a number; `None` when it is none.
+    pub(super) fn number(&self) -> Option<f64> {
+        core::str::from_utf8(self.value).ok()?.parse().ok()
+    }
+}
+
 impl<'a> Iterator for Labels<'a> {
     type Item = Label<'a>;
 

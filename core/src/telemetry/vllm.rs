@@ -3,42 +3,67 @@
 //! One series per data-parallel rank (label `engine`), each a queue of its own behind one address. A
 //! request to the pod meets all of them, so queues and counters add up; of the KV usage the fullest rank's
 //! counts. Names changed with the move to engine v1 (`gpu_cache_usage_perc`, `gpu_prefix_cache_…`)
-//! and with client libraries (`_total`); both are read.
+//! and with client libraries (`_total`); both are read. Source of the names: vLLM's `vllm/v1/metrics/loggers.py`
+//! and, before v1, `vllm/engine/metrics.py`.
+//!
+//! The waiting requests stand once as a whole and once more by reason (`num_requests_waiting_by_reason`), which
+//! is read only where the whole is missing.
+//!
+//! vLLM counts a look-up in its prefix cache when a request is scheduled for the first time. Look-ups less hits
+//! are the prompt tokens that it writes to the cache, whether it computes them or a connector brings them from
+//! another tier. With the cache turned off nothing is looked up, and all prompt tokens are computed.
 
+use super::adapters::Adapters;
+use super::expected::Missing;
+use super::gather::Gathered;
 use super::text::Series;
-use super::{Dialect, Scrape, TelemetryError, add};
-use crate::num;
+use super::{Dialect, Scrape, TelemetryError};
+use crate::num::f32_of_f64;
 
 pub(super) const PREFIX: &[u8] = b"vllm:";
 
-/// What has been read so far; NaN until seen.
-#[derive(Debug)]
+/// What has been read so far.
+#[derive(Debug, Default)]
 pub(super) struct Vllm {
-    running: f64,
-    waiting: f64,
-    kv_usage: f64,
-    old_kv_usage: f64,
-    queries: f64,
-    hits: f64,
-    old_queries: f64,
-    old_hits: f64,
-    preemptions: f64,
-    capacity_tokens: f64,
+    running: Gathered,
+    waiting: Gathered,
+    waiting_by_reason: Gathered,
+    kv_usage: Gathered,
+    old_kv_usage: Gathered,
+    queries: Gathered,
+    hits: Gathered,
+    old_queries: Gathered,
+    old_hits: Gathered,
+    external_hits: Gathered,
+    prompt_tokens: Gathered,
+    prompt_tokens_cached: Gathered,
+    generation_tokens: Gathered,
+    preemptions: Gathered,
+    capacity_tokens: Gathered,
+    block_tokens: Gathered,
+    host_blocks: Gathered,
+    host_usage: Gathered,
+    lora: Lora,
 }
 
-impl Default for Vllm {
+/// The newest of the series that tell of LoRA: their value is the time at which their labels were true.
+#[derive(Debug)]
+struct Lora {
+    at: f64,
+    running: f64,
+    waiting: f64,
+    max: f64,
+    adapters: Adapters,
+}
+
+impl Default for Lora {
     fn default() -> Self {
         Self {
+            at: f64::NEG_INFINITY,
             running: f64::NAN,
             waiting: f64::NAN,
-            kv_usage: f64::NAN,
-            old_kv_usage: f64::NAN,
-            queries: f64::NAN,
-            hits: f64::NAN,
-            old_queries: f64::NAN,
-            old_hits: f64::NAN,
-            preemptions: f64::NAN,
-            capacity_tokens: f64::NAN,
+            max: f64::NAN,
+            adapters: Adapters::default(),
         }
     }
 }
@@ -49,67 +74,108 @@ impl Vllm {
         let sum = match name {
             b"num_requests_running" => &mut self.running,
             b"num_requests_waiting" => &mut self.waiting,
+            b"num_requests_waiting_by_reason" => &mut self.waiting_by_reason,
             b"prefix_cache_queries_total" | b"prefix_cache_queries" => &mut self.queries,
             b"prefix_cache_hits_total" | b"prefix_cache_hits" => &mut self.hits,
             b"gpu_prefix_cache_queries_total" | b"gpu_prefix_cache_queries" => &mut self.old_queries,
             b"gpu_prefix_cache_hits_total" | b"gpu_prefix_cache_hits" => &mut self.old_hits,
+            b"external_prefix_cache_hits_total" | b"external_prefix_cache_hits" => &mut self.external_hits,
+            b"prompt_tokens_total" => &mut self.prompt_tokens,
+            b"prompt_tokens_cached_total" => &mut self.prompt_tokens_cached,
+            b"generation_tokens_total" => &mut self.generation_tokens,
             b"num_preemptions_total" | b"num_preemptions" => &mut self.preemptions,
-            b"kv_cache_usage_perc" => return raise(&mut self.kv_usage, series),
-            b"gpu_cache_usage_perc" => return raise(&mut self.old_kv_usage, series),
-            b"cache_config_info" => return add(&mut self.capacity_tokens, capacity_in(series)),
+            b"kv_cache_usage_perc" => return self.kv_usage.raise_series(series),
+            b"gpu_cache_usage_perc" => return self.old_kv_usage.raise_series(series),
+            b"cpu_cache_usage_perc" => return self.host_usage.raise_series(series),
+            b"cache_config_info" => return self.take_cache(series),
+            b"lora_requests_info" => return self.lora.take(series),
             _ => return,
         };
-        if let Some(value) = series.value() {
-            add(sum, value);
+        sum.add_series(series);
+    }
+
+    /// Size of one rank's cache, from the labels that carry its configuration.
+    ///
+    /// Newer versions state the size itself. It differs from blocks times block size where layers of several
+    /// kinds (sliding window, Mamba) share the blocks.
+    fn take_cache(&mut self, series: &Series<'_>) {
+        let (mut size, mut blocks, mut block_size, mut host) = (f64::NAN, f64::NAN, f64::NAN, f64::NAN);
+        for label in series.labels() {
+            let slot = match label.name {
+                b"kv_cache_size_tokens" => &mut size,
+                b"num_gpu_blocks" => &mut blocks,
+                b"block_size" => &mut block_size,
+                b"num_cpu_blocks" => &mut host,
+                _ => continue,
+            };
+            *slot = label.number().filter(|number| *number > 0.0).unwrap_or(f64::NAN);
         }
+        self.capacity_tokens.add(if size.is_nan() { blocks * block_size } else { size });
+        self.block_tokens.raise(block_size);
+        self.host_blocks.add(host);
     }
 
     /// What the page said.
     pub(super) fn scrape(&self) -> Result<Scrape, TelemetryError> {
-        if self.running.is_nan() {
+        let waiting = self.waiting.or(self.waiting_by_reason);
+        if self.running.is_unknown() && waiting.is_unknown() {
             return Err(TelemetryError::Missing("vllm:num_requests_running"));
         }
-        if self.waiting.is_nan() {
-            return Err(TelemetryError::Missing("vllm:num_requests_waiting"));
-        }
-        let kv_usage = if self.kv_usage.is_nan() { self.old_kv_usage } else { self.kv_usage };
-        let (queries, hits) =
-            if self.queries.is_nan() { (self.old_queries, self.old_hits) } else { (self.queries, self.hits) };
+        let kv_usage = self.kv_usage.or(self.old_kv_usage);
+        let (queries, hits) = if self.queries.is_unknown() {
+            (self.old_queries.0, self.old_hits.0)
+        } else {
+            (self.queries.0, self.hits.0)
+        };
+        // Each of the two only grows, so the larger of them does too. `max` prefers a number to NaN.
+        let prompt_computed =
+            (queries - hits).max(self.prompt_tokens.0 - self.prompt_tokens_cached.0.max(0.0));
         Ok(Scrape {
-            dialect: Dialect::Vllm,
-            waiting_requests: num::f32_of_f64(self.waiting.max(0.0)),
-            running_requests: num::f32_of_f64(self.running.max(0.0)),
-            kv_usage: num::f32_of_f64(kv_usage.clamp(0.0, 1.0)),
-            kv_capacity_tokens: num::f32_of_f64(self.capacity_tokens),
+            waiting_requests: f32_of_f64(waiting.0.max(0.0)),
+            running_requests: f32_of_f64(self.running.0.max(0.0)),
+            kv_usage: f32_of_f64(kv_usage.0.clamp(0.0, 1.0)),
+            kv_capacity_tokens: f32_of_f64(self.capacity_tokens.0),
+            block_tokens: f32_of_f64(self.block_tokens.0),
+            host_kv_capacity_tokens: f32_of_f64(self.host_blocks.0 * self.block_tokens.0),
+            host_kv_usage: f32_of_f64(self.host_usage.0.clamp(0.0, 1.0)),
             prefix_query_tokens: queries,
             prefix_hit_tokens: hits,
-            preemptions: self.preemptions,
+            host_hit_tokens: self.external_hits.0,
+            computed_tokens_total: prompt_computed + self.generation_tokens.0,
+            preemptions: self.preemptions.0,
+            running_adapters: f32_of_f64(self.lora.running),
+            waiting_adapters: f32_of_f64(self.lora.waiting),
+            max_adapters: f32_of_f64(self.lora.max),
+            adapters: self.lora.adapters,
+            missing: Missing::of(&[
+                self.running.is_unknown(),
+                waiting.is_unknown(),
+                kv_usage.is_unknown(),
+                self.capacity_tokens.is_unknown(),
+                queries.is_nan() || hits.is_nan(),
+                self.generation_tokens.is_unknown(),
+            ]),
+            ..Scrape::unknown(Dialect::Vllm)
         })
     }
 }
 
-fn raise(most: &mut f64, series: &Series<'_>) {
-    if let Some(value) = series.value().filter(|value| value.is_finite()) {
-        // `max` of NaN and a number is the number.
-        *most = most.max(value);
+impl Lora {
+    /// vLLM makes a new series whenever the adapters change and never takes one back, so the page holds old ones.
+    fn take(&mut self, series: &Series<'_>) {
+        let Some(at) = series.value().filter(|at| *at >= self.at) else { return };
+        let (mut running, mut waiting, mut max) = (&b""[..], &b""[..], f64::NAN);
+        for label in series.labels() {
+            match label.name {
+                b"running_lora_adapters" => running = label.value,
+                b"waiting_lora_adapters" => waiting = label.value,
+                b"max_lora" => max = label.number().unwrap_or(f64::NAN),
+                _ => {}
+            }
+        }
+        let mut adapters = Adapters::default();
+        self.running = f64::from(adapters.insert_list(running));
+        self.waiting = f64::from(adapters.insert_list(waiting));
+        (self.at, self.max, self.adapters) = (at, max, adapters);
     }
-}
-
-/// Tokens that one rank's KV cache holds, from the labels that carry its configuration; NaN when they do not say.
-///
-/// Newer versions state the size itself. It differs from blocks times block size where layers of
-/// several kinds (sliding window, Mamba) share the blocks.
-fn capacity_in(series: &Series<'_>) -> f64 {
-    let (mut size, mut blocks, mut block_size) = (f64::NAN, f64::NAN, f64::NAN);
-    for label in series.labels() {
-        let slot = match label.name {
-            b"kv_cache_size_tokens" => &mut size,
-            b"num_gpu_blocks" => &mut blocks,
-            b"block_size" => &mut block_size,
-            _ => continue,
-        };
-        let number = core::str::from_utf8(label.value).ok().and_then(|value| value.parse::<f64>().ok());
-        *slot = number.filter(|number| *number > 0.0).unwrap_or(f64::NAN);
-    }
-    if size.is_nan() { blocks * block_size } else { size }
 }
