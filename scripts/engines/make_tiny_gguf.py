@@ -26,42 +26,37 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_alphabet() -> list[str]:
-    """The 256 tokens of a byte-level BPE vocabulary, in byte order.
+def printable_alphabet() -> list[str]:
+    """A token for each byte that prints, and for space and newline, spelt as byte-level BPE spells them.
 
-    GPT-2's convention: bytes that print stand for themselves, the others are moved, in order, to the
-    code points from 256 on, so that no token holds a space or a control character.
+    Other bytes have no token: what the model says is then always text. With a token for every byte it
+    would say halves of UTF-8 characters, which llama.cpp holds back, and some streams would have no text
+    event at all. In prompts bytes without a token are dropped.
     """
-    printable = set(range(ord("!"), ord("~") + 1)) | set(range(0xA1, 0xAD)) | set(range(0xAE, 0x100))
-    alphabet, moved = [], 256
-    for byte in range(256):
-        if byte in printable:
-            alphabet.append(chr(byte))
-        else:
-            alphabet.append(chr(moved))
-            moved += 1
-    return alphabet
+    # GPT-2's convention: bytes that do not print are moved to the code points from 256 on, in order, so
+    # that no token holds a space or a control character.
+    moved = [chr(256 + ord(character)) for character in "\n "]
+    return moved + [chr(byte) for byte in range(ord("!"), ord("~") + 1)]
 
 
 def add_tokenizer(writer: gguf.GGUFWriter) -> int:
     """Writes the vocabulary and returns its size: a token a byte, so prompt bytes are prompt tokens."""
-    special = ["<|bos|>", "<|eos|>"]
+    alphabet = printable_alphabet()
+    # One token begins and ends texts, as in GPT-2: with ignore_eos nothing that does not print is sampled.
+    special = "<|endoftext|>"
     # llama.cpp refuses a BPE vocabulary without merges; one rare pair satisfies it.
     merged = "zq"
-    tokens = [*byte_alphabet(), *special, merged]
-    kinds = (
-        [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * len(special) + [gguf.TokenType.NORMAL]
-    )
+    normal = gguf.TokenType.NORMAL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
+    writer.add_token_list([*alphabet, special, merged])
+    writer.add_token_types([*[normal] * len(alphabet), gguf.TokenType.CONTROL, normal])
     writer.add_token_merges([" ".join(merged)])
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(257)
+    writer.add_bos_token_id(len(alphabet))
+    writer.add_eos_token_id(len(alphabet))
     writer.add_add_bos_token(True)
     writer.add_chat_template(CHAT_TEMPLATE)
-    return len(tokens)
+    return len(alphabet) + 2
 
 
 def add_weights(writer: gguf.GGUFWriter, layers: int, hidden: int, vocabulary: int, seed: int) -> None:

@@ -33,6 +33,7 @@ async fn a_model_learned_from_llama_cpp_answers_routes_llama_cpp_requests() -> R
     let trainer = Trainer::start("trainer", &trainer::Options::new()?, &dir).await?;
     let mut options = Options::new(&addresses)?;
     options.trainer = Some(trainer.addresses());
+    options.one_request_per_connection = true;
     let envoy = Envoy::start("llama-cpp", &options, &dir).await?;
     envoy.wait_for_pods(3, Duration::from_secs(20)).await?;
     envoy.wait_for_scrapes(6, Duration::from_secs(20)).await?;

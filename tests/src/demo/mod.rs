@@ -115,6 +115,7 @@ pub async fn play(options: &Options) -> Result<DemoResult> {
         let mut envoy_options = envoy::Options::new(&fleet.addresses())?;
         envoy_options.workers = WORKERS;
         envoy_options.trainer = Some(trainer.addresses());
+        envoy_options.one_request_per_connection = options.engine == Engine::Llamacpp;
         let envoy = envoy::Envoy::start(router.name(), &envoy_options, &dir).await?;
         envoy.wait_for_pods(fleet.len(), APPLY).await?;
         if router == Router::Trained {

@@ -74,6 +74,18 @@ impl Bootstrap {
         Ok(())
     }
 
+    /// Has a cluster open a connection for each request.
+    ///
+    /// # Errors
+    /// When there is no such cluster, or it has no HTTP options.
+    pub fn set_one_request_per_connection(&mut self, cluster: &str) -> Result<()> {
+        const OPTIONS: &str = "/typed_extension_protocol_options/envoy.extensions.upstreams.http.v3.HttpProtocolOptions/common_http_protocol_options";
+        let options = self.named("clusters", cluster)?.pointer_mut(OPTIONS);
+        options.ok_or_else(|| anyhow!("envoy.yaml: cluster {cluster} has no HTTP options"))?["max_requests_per_connection"] =
+            json!(1);
+        Ok(())
+    }
+
     /// Sets the wasm module that the default configuration loads.
     ///
     /// # Errors

@@ -41,6 +41,9 @@ pub struct Options {
     pub flavour: Flavour,
     /// The filter's settings ([`filter_config`] unless a test changes them).
     pub filter: Value,
+    /// A connection for each request: for engines that close it after an answer without announcing so, as
+    /// llama.cpp does after streams. On a pooled connection the next request would meet the close.
+    pub one_request_per_connection: bool,
 }
 
 impl Options {
@@ -56,6 +59,7 @@ impl Options {
             ecds: None,
             flavour: Flavour::Default,
             filter: filter_config()?,
+            one_request_per_connection: false,
         })
     }
 }
@@ -94,6 +98,9 @@ impl Envoy {
         bootstrap.set_listener("baseline", any_port())?;
         for cluster in ["pods", "pods_least_request"] {
             bootstrap.set_cluster(cluster, &options.pods)?;
+            if options.one_request_per_connection {
+                bootstrap.set_one_request_per_connection(cluster)?;
+            }
         }
         bootstrap.set_cluster("admin", &[admin])?;
         let (samples, xds) = options.trainer.unwrap_or((nobody(), nobody()));
