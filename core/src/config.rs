@@ -48,6 +48,9 @@ pub struct Config {
     /// Where samples go.
     #[serde(default)]
     pub samples: SamplesConfig,
+    /// When a pod that fails is left alone.
+    #[serde(default)]
+    pub health: HealthConfig,
     /// How predictions become a choice.
     #[serde(default)]
     pub policy: PolicyConfig,
@@ -187,6 +190,24 @@ impl Default for SamplesConfig {
     }
 }
 
+/// When a pod that fails is left alone ([`crate::health`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HealthConfig {
+    /// Failures without a good answer between them, over all workers, that eject a pod; 0 never ejects.
+    pub consecutive_failures: u32,
+    /// How long a pod is left alone the first time; doubles with every further ejection…
+    pub eject_base_ms: u32,
+    /// …up to this.
+    pub eject_max_ms: u32,
+}
+
+impl Default for HealthConfig {
+    fn default() -> Self {
+        Self { consecutive_failures: 3, eject_base_ms: 1000, eject_max_ms: 60_000 }
+    }
+}
+
 /// How predictions become a choice (DESIGN section 6). All terms are milliseconds; weights have no unit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -286,6 +307,9 @@ impl Config {
             ("samples.batch", self.samples.batch, 1, 4096, "use 1 to 4096"),
             ("samples.flush_ms", self.samples.flush_ms, 10, 60_000, "use 10 to 60000"),
             ("samples.buffer", self.samples.buffer, 1, 65_536, "use 1 to 65536"),
+            ("health.consecutive_failures", self.health.consecutive_failures, 0, 1000, "use 0 to 1000"),
+            ("health.eject_base_ms", self.health.eject_base_ms, 10, 600_000, "use 10 to 600000"),
+            ("health.eject_max_ms", self.health.eject_max_ms, 10, 3_600_000, "use 10 to 3600000"),
             ("prefix.block_bytes", self.prefix.block_bytes, 16, 65_536, "use 16 to 65536"),
             (
                 "prefix.default_capacity_tokens",

@@ -32,7 +32,7 @@ impl Rung {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
-        /// Why a request was not routed by a model.
+        /// Why a request was not routed by a model, or not among the pods that it should be.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Reason { $($(#[$doc])* $variant,)+ }
 
@@ -72,6 +72,10 @@ reasons! {
     BodyEncoded = "body_encoded",
     /// No candidate pod is known.
     NoCandidates = "no_candidates",
+    /// No candidate is healthy: all pods stay candidates.
+    NoneHealthy = "none_healthy",
+    /// No pod lists the model that was asked for: all pods stay candidates.
+    ModelNotServed = "model_not_served",
     /// A call into the host failed.
     HostCall = "host_call",
 }

@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use std::collections::VecDeque;
 
 use crate::codec::{Reader, Writer};
+use crate::health::PodHealth;
 use crate::lengths::OutputLengths;
 use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64};
 use crate::placements::LogPosition;
@@ -32,15 +33,8 @@ const MAX_ACTIVITY: usize = crate::fleet::MAX_PODS;
 /// Time constant of the arrival rates: longer than the gaps between requests, shorter than a change of load.
 const RATE_MEMORY_S: f64 = 6.0;
 
-/// From this many recent failures without a good answer between them, a pod is failing: after three at once.
-pub const FAILING: f32 = 2.5;
-
-/// Failures that count against a pod at a time. It takes the rates' memory about 12 s to come down from here:
-/// the longest time that a pod which fails everything is left alone before it is tried again.
-const MAX_FAILURES: f32 = 20.0;
-
 /// First byte of the blob.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
 /// Where a request stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,12 +103,6 @@ impl Rate {
         self.per_s = f64::from((self.at(now_us) - counted.at(now_us)).max(0.0));
         self.at_us = self.at_us.max(now_us);
     }
-
-    /// What of all that was counted is remembered at `now_us`.
-    #[must_use]
-    pub fn remembered(&self, now_us: u64) -> f32 {
-        f32_of_f64(f64::from(self.at(now_us)) * RATE_MEMORY_S)
-    }
 }
 
 /// What a worker has seen of one pod.
@@ -126,8 +114,8 @@ pub struct Activity {
     pub arrivals: Rate,
     /// Uncached prompt tokens sent.
     pub prefill_tokens: Rate,
-    /// Failures since its last good answer.
-    pub failures: Rate,
+    /// Its failures and ejections.
+    pub health: PodHealth,
     /// Its speed.
     pub speed: SpeedSums,
 }
@@ -252,17 +240,9 @@ impl Ledger {
         }
     }
 
-    /// A pod answered well, or failed a request that it should have answered. Each failure of a pod that was
-    /// failing counts double what is remembered, so that it is tried ever more seldom.
-    pub fn note_answer(&mut self, pod_key: u64, good: bool, now_us: u64) {
-        let Some(activity) = self.activity_mut(pod_key) else { return };
-        if good {
-            activity.failures = Rate::default();
-            return;
-        }
-        let failures = activity.failures.remembered(now_us);
-        let more = if failures >= FAILING - 1.0 { failures } else { 1.0 };
-        activity.failures.count(more.min(MAX_FAILURES - failures), now_us);
+    /// A pod's record of failures, to note an answer in.
+    pub fn health_mut(&mut self, pod_key: u64) -> Option<&mut PodHealth> {
+        self.activity_mut(pod_key).map(|activity| &mut activity.health)
     }
 
     /// Drops what is known of pods that `keep` does not name.
@@ -300,10 +280,11 @@ impl Ledger {
         for (key, activity) in &self.activity {
             out.u64(*key);
             out.u64(activity.last_first_token_us);
-            for rate in [activity.arrivals, activity.prefill_tokens, activity.failures] {
+            for rate in [activity.arrivals, activity.prefill_tokens] {
                 out.f64(rate.per_s);
                 out.u64(rate.at_us);
             }
+            activity.health.write(out);
             activity.speed.write(out);
         }
         out.u16(u16::try_from(self.entries.len() + self.ended.len()).unwrap_or(u16::MAX));
@@ -358,9 +339,10 @@ impl LedgerView {
             let key = input.u64()?;
             let last_first_token_us = input.u64()?;
             let mut rate = || Some(Rate { per_s: input.f64()?, at_us: input.u64()? });
-            let (arrivals, prefill_tokens, failures) = (rate()?, rate()?, rate()?);
+            let (arrivals, prefill_tokens) = (rate()?, rate()?);
+            let health = PodHealth::read(&mut input)?;
             let speed = SpeedSums::read(&mut input)?;
-            activity.push((key, Activity { last_first_token_us, arrivals, prefill_tokens, failures, speed }));
+            activity.push((key, Activity { last_first_token_us, arrivals, prefill_tokens, health, speed }));
         }
         let count = usize::from(input.u16()?).min(MAX_INFLIGHT + MAX_ENDED);
         let mut entries = Vec::with_capacity(count);
@@ -463,21 +445,6 @@ mod tests {
         assert!(load(&ledger, 1_000_000) > 1e5);
         ledger.end(ticket, 3_000_000);
         assert!(load(&ledger, 3_000_000) < 1.0);
-    }
-
-    #[test]
-    fn a_pod_that_only_fails_is_failing_for_a_while_and_one_good_answer_clears_it() {
-        let mut ledger = Ledger::default();
-        let failures =
-            |ledger: &Ledger, now_us| ledger.activity().next().unwrap().1.failures.remembered(now_us);
-        for _ in 0..100 {
-            ledger.note_answer(1, false, 1_000_000);
-        }
-        assert!(failures(&ledger, 1_000_000) >= FAILING);
-        assert!(failures(&ledger, 13_000_000) >= FAILING);
-        assert!(failures(&ledger, 14_000_000) < FAILING, "tried again");
-        ledger.note_answer(1, true, 14_000_000);
-        assert!(failures(&ledger, 14_000_000) < 0.001);
     }
 
     proptest! {

@@ -47,6 +47,7 @@ pub mod fallback;
 pub mod features;
 pub mod fleet;
 pub mod hash;
+pub mod health;
 pub mod ledger;
 pub mod lengths;
 pub mod load;

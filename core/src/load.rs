@@ -6,6 +6,7 @@
 
 use hashbrown::HashMap;
 
+use crate::health::Standing;
 use crate::ledger::{Activity, Entry, Phase};
 use crate::num::ms_between;
 use crate::speed::SpeedSums;
@@ -35,8 +36,8 @@ pub struct PodLoad {
     pub arrivals_per_s: f32,
     /// Uncached prompt tokens sent per second.
     pub prefill_tokens_per_s: f32,
-    /// Recent failures since its last good answer, over all workers.
-    pub failures: f32,
+    /// Whether it is left alone for its failures.
+    pub ejected: bool,
     /// What all workers learned of its speed.
     pub speed: SpeedSums,
 }
@@ -47,6 +48,10 @@ struct Slot {
     scraped_us: Option<u64>,
     oldest_prefill_us: Option<u64>,
     last_first_token_us: u64,
+    standing: Standing,
+    /// When the newest request was sent that has no token yet, and the newest that has one.
+    newest_prefill_us: u64,
+    newest_decode_us: u64,
 }
 
 /// Adds ledgers up.
@@ -96,8 +101,10 @@ impl LoadTable {
             load.prefill_tokens += entry.prefill_tokens;
             let oldest = slot.oldest_prefill_us.unwrap_or(u64::MAX).min(entry.sent_us);
             slot.oldest_prefill_us = Some(oldest);
+            slot.newest_prefill_us = slot.newest_prefill_us.max(entry.sent_us);
         } else {
             load.decoding_requests += 1.0;
+            slot.newest_decode_us = slot.newest_decode_us.max(entry.sent_us);
         }
     }
 
@@ -106,7 +113,7 @@ impl LoadTable {
         let Some(slot) = self.slot(pod_key) else { return };
         slot.load.arrivals_per_s += activity.arrivals.at(now_us);
         slot.load.prefill_tokens_per_s += activity.prefill_tokens.at(now_us);
-        slot.load.failures += activity.failures.remembered(now_us);
+        slot.standing.merge(&activity.health);
         slot.load.speed.add(&activity.speed);
         slot.last_first_token_us = slot.last_first_token_us.max(activity.last_first_token_us);
     }
@@ -117,6 +124,9 @@ impl LoadTable {
             slot.load.head_elapsed_ms = slot
                 .oldest_prefill_us
                 .map_or(0.0, |oldest_us| ms_between(oldest_us.max(slot.last_first_token_us), now_us));
+            slot.load.ejected = slot.standing.is_ejected(now_us, |since_us| {
+                slot.newest_prefill_us >= since_us && slot.newest_decode_us < since_us
+            });
         }
         self.slots.iter().map(|slot| &slot.load)
     }

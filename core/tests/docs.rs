@@ -111,6 +111,7 @@ fn every_fallback_is_documented_in_order() {
         let expected = match reason {
             Reason::NoModel | Reason::ModelOutput => "prior",
             Reason::PriorOutput => "fewest tokens",
+            Reason::NoneHealthy | Reason::ModelNotServed => "all pods",
             _ => "Envoy",
         };
         assert_eq!((cells.len(), cells[1].as_str()), (4, expected), "{}", reason.name());

@@ -63,7 +63,8 @@ macro_rules! metrics {
 metrics! {
     Requests Counter "foretoken_requests_total" "" "Requests that reached the filter.";
     Picks(Rung) Counter "foretoken_picks_total" "rung" "Requests for which the filter named the pods, by what decided.";
-    Fallback(Reason) Counter "foretoken_fallback_total" "reason" "Requests that no model routed, by reason; see fallbacks.md.";
+    Fallback(Reason) Counter "foretoken_fallback_total" "reason" "Requests that no model routed, or that were not routed among the pods that they should be, by reason; see fallbacks.md.";
+    Ejections Counter "foretoken_ejections_total" "" "Pods left alone for a while, for failing requests in a row.";
     SamplesSent Counter "foretoken_samples_sent_total" "" "Samples that the trainer has taken.";
     SamplesDropped Counter "foretoken_samples_dropped_total" "" "Samples given up: the buffer was full, or the trainer refused them.";
     ModelsApplied Counter "foretoken_models_applied_total" "" "Models put to use; every VM counts its own.";

@@ -10,7 +10,6 @@ use super::{Router, capacity_blocks};
 use crate::fallback::{Reason, Rung};
 use crate::features::{Feature, Row};
 use crate::fleet::Pod;
-use crate::ledger::FAILING;
 use crate::load::PodLoad;
 use crate::model::Prediction;
 use crate::num::{f32_of_u64, f32_of_usize};
@@ -61,6 +60,8 @@ pub struct Decision {
     pub rung: Rung,
     /// Why it was not the model.
     pub reason: Option<Reason>,
+    /// Why pods are among the candidates that should not be.
+    pub widened: Option<Reason>,
     /// Id of the model that predicted; empty for the prior.
     pub model_id: Arc<str>,
     /// Generation of that model.
@@ -101,7 +102,7 @@ impl Router {
             request.max_tokens,
             self.config.policy.default_output_tokens,
         );
-        let candidates = self.candidates(request, prompt_tokens, now_us);
+        let (candidates, widened) = self.candidates(request, prompt_tokens, now_us);
         if candidates.is_empty() {
             return Err(Reason::NoCandidates);
         }
@@ -160,6 +161,7 @@ impl Router {
             candidates: candidates.len(),
             rung,
             reason,
+            widened,
             model_id,
             generation,
             prompt_tokens,
@@ -168,8 +170,14 @@ impl Router {
         })
     }
 
-    /// Load, speed and prior of every pod that is healthy and not failing; of every pod when there is none.
-    fn candidates(&mut self, request: &LlmRequest, prompt_tokens: f32, now_us: u64) -> Vec<Candidate> {
+    /// Load, speed and prior of every pod that is healthy and not ejected; of every pod when there is none, with
+    /// the reason.
+    fn candidates(
+        &mut self,
+        request: &LlmRequest,
+        prompt_tokens: f32,
+        now_us: u64,
+    ) -> (Vec<Candidate>, Option<Reason>) {
         let stale_after_ms = self.config.telemetry.stale_after_ms;
         let scraped_us = |pod: &Pod| {
             pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms)).map(|scrape| scrape.taken_us)
@@ -193,13 +201,13 @@ impl Router {
         let loads: Vec<PodLoad> = table.finish(now_us).copied().collect();
         let typical = typical(&loads.iter().map(|load| load.speed).collect::<Vec<_>>());
 
-        // Envoy knows of failing connections and checks; a pod that answers quickly with errors it may not know,
-        // and to the load it looks idle.
-        let serves = |pod: &Pod, load: &PodLoad| pod.healthy && load.failures < FAILING;
+        let serves = |pod: &Pod, load: &PodLoad| pod.healthy && !load.ejected;
         let none_serves = !self.fleet.pods().iter().zip(&loads).any(|(pod, load)| serves(pod, load));
+        let widened = none_serves.then_some(Reason::NoneHealthy);
         let block_bytes = f32_of_u64(u64::from(self.config.prefix.block_bytes));
         let prompt_bytes = f32_of_u64(u64::from(request.prompt.text_bytes)).max(1.0);
-        self.fleet
+        let candidates = self
+            .fleet
             .pods()
             .iter()
             .zip(loads)
@@ -225,7 +233,8 @@ impl Router {
                     capacity_blocks: capacity_blocks(&self.config, &self.tokens, pod),
                 }
             })
-            .collect()
+            .collect();
+        (candidates, widened)
     }
 
     fn fill_rows(

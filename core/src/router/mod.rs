@@ -60,6 +60,7 @@ pub struct Router {
     incarnation: u64,
     random: u64,
     requests: u64,
+    ejections: usize,
     ledger: Ledger,
     peers: HashMap<u32, Peer>,
     fleet: Fleet,
@@ -81,6 +82,7 @@ impl Router {
             incarnation,
             random: incarnation | 1,
             requests: 0,
+            ejections: 0,
             ledger: Ledger::default(),
             peers: HashMap::new(),
             fleet: Fleet::default(),
@@ -127,6 +129,11 @@ impl Router {
     #[must_use]
     pub fn inflight(&self) -> usize {
         self.ledger.inflight()
+    }
+
+    /// Pods that this VM has ejected since the last call.
+    pub fn take_ejections(&mut self) -> usize {
+        core::mem::take(&mut self.ejections)
     }
 
     /// Takes the newest table of pods. What is known of pods that left is dropped.
@@ -186,7 +193,7 @@ impl Router {
         out.finish()
     }
 
-    fn live_peers(peers: &HashMap<u32, Peer>, now_us: u64) -> impl Iterator<Item = &LedgerView> {
+    fn live_peers(peers: &HashMap<u32, Peer>, now_us: u64) -> impl Iterator<Item = &LedgerView> + Clone {
         peers.values().map(|peer| &peer.view).filter(move |view| {
             view.incarnation != 0 && view.heartbeat_us.saturating_add(PEER_STALE_US) >= now_us
         })

@@ -144,11 +144,14 @@ impl Router {
         if core::mem::replace(&mut dispatch.ended, true) {
             return None;
         }
-        if let Some(ticket) = dispatch.ticket {
-            self.ledger.end(ticket, now_us);
-        }
+        let entry = dispatch.ticket.and_then(|ticket| self.ledger.end(ticket, now_us));
         self.requests += 1;
-        self.note_answers(dispatch, outcome, now_us);
+        self.note_answers(
+            dispatch,
+            outcome,
+            entry.map_or(dispatch.started_us, |entry| entry.sent_us),
+            now_us,
+        );
         let sample = self.sample(dispatch, outcome);
         let mut segment = None;
         if sample.status == 200 && sample.attempts <= 1 && sample.ending == Ending::Complete {
@@ -161,23 +164,43 @@ impl Router {
     }
 
     /// Who answered well, and who failed: the pod that served, and those that Envoy tried before it.
-    fn note_answers(&mut self, dispatch: &Dispatch, outcome: &Outcome, now_us: u64) {
+    fn note_answers(&mut self, dispatch: &Dispatch, outcome: &Outcome, sent_us: u64, now_us: u64) {
         let retries = usize::try_from(outcome.attempts.saturating_sub(1)).unwrap_or(usize::MAX);
         for tried in dispatch.choices.iter().take(retries) {
             if tried.address != dispatch.served_address {
-                self.ledger.note_answer(tried.key, false, now_us);
+                self.note_failure(tried.key, sent_us, now_us);
             }
         }
         let key = pod_key(&dispatch.served_address);
         match (outcome.status, outcome.ending) {
-            (200..=299, Ending::Complete) => self.ledger.note_answer(key, true, now_us),
+            (200..=299, Ending::Complete) if self.fleet.find(key).is_some() => {
+                if let Some(health) = self.ledger.health_mut(key) {
+                    health.note_good(sent_us, now_us);
+                }
+            }
             (0 | 500.., _) | (_, Ending::Failed | Ending::Truncated)
                 if outcome.ending != Ending::Cancelled =>
             {
-                self.ledger.note_answer(key, false, now_us);
+                self.note_failure(key, sent_us, now_us);
             }
             // A client that left, or asked for what cannot be, says nothing about the pod.
             _ => {}
+        }
+    }
+
+    fn note_failure(&mut self, key: u64, sent_us: u64, now_us: u64) {
+        if self.fleet.find(key).is_none() {
+            return;
+        }
+        let peers = Self::live_peers(&self.peers, now_us)
+            .filter_map(|view| view.activity.iter().find(|(pod, _)| *pod == key))
+            .map(|(_, activity)| &activity.health);
+        let ejected = self
+            .ledger
+            .health_mut(key)
+            .is_some_and(|health| health.note_failure(peers, sent_us, now_us, &self.config.health));
+        if ejected {
+            self.ejections += 1;
         }
     }
 

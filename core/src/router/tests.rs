@@ -294,9 +294,34 @@ fn a_pod_that_answers_with_errors_gets_nothing_until_it_is_tried_again() {
             router.end(&mut dispatch, &outcome, now_us + 1000).unwrap();
         }
     }
-    assert!(failures <= 4, "{failures} of 40 requests went to the pod that fails");
-    // Some seconds later it is a candidate again; both are when both fail.
-    assert_eq!(router.decide(&request(1, 16), 20_000_000).unwrap().candidates, 2);
+    // Three eject it; in these two seconds it is tried once more.
+    assert!((3..=4).contains(&failures), "{failures} of 40 requests went to the pod that fails");
+    assert!(router.take_ejections() >= 1);
+    // After the back-off it is a candidate again, for one request at a time.
+    let now_us = 20_000_000;
+    let trial = router.decide(&request(1, 16), now_us).unwrap();
+    assert_eq!((trial.candidates, trial.widened), (2, None));
+    let mut trial = trial;
+    trial.choices.retain(|choice| choice.address == A);
+    let (mut tries, _) = router.dispatch(&trial, &request(1, 16), now_us, now_us);
+    assert_eq!(router.decide(&request(1, 16), now_us + 1).unwrap().candidates, 1);
+    // A token is proof enough.
+    router.progress(&mut tries, 1, now_us + 2);
+    assert_eq!(router.decide(&request(1, 16), now_us + 3).unwrap().candidates, 2);
+}
+
+#[test]
+fn when_every_pod_is_ejected_all_are_candidates_and_the_reason_is_named() {
+    let mut router = router(1);
+    for i in 0..20 {
+        let asked = request(100 + i, 16);
+        let decision = router.decide(&asked, 1_000_000 + i).unwrap();
+        let (mut dispatch, _) = router.dispatch(&decision, &asked, 1_000_000 + i, 1_000_000 + i);
+        router.end(&mut dispatch, &Outcome { status: 503, ..OK }, 1_000_000 + i).unwrap();
+    }
+    let decision = router.decide(&request(1, 16), 1_000_100).unwrap();
+    assert_eq!((decision.candidates, decision.widened), (2, Some(Reason::NoneHealthy)));
+    assert_eq!(router.take_ejections(), 2);
 }
 
 #[test]

@@ -195,6 +195,9 @@ impl Stream {
         let decided_us = host.now_us();
         let decision_us = decided_us.saturating_sub(read_us);
         metrics.record(host, Metric::DecisionUs, decision_us);
+        if let Some(reason) = decision.widened {
+            metrics.add(host, Metric::Fallback(reason), 1);
+        }
         host.set_header(
             Headers::Request,
             &config.pick.header,

@@ -178,6 +178,7 @@ impl Stream {
         };
         // The router's clock is monotonic; a sample tells the time of day.
         sample.at_ms = host.wall_ms().saturating_sub(now_us.saturating_sub(self.started_us) / 1000);
+        metrics.add(host, Metric::Ejections, state.router.take_ejections());
         state.publish(host, segment, now_us);
         if sample.streamed && sample.status == 200 {
             record_times(&sample, |metric, ms| {
