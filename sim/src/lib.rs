@@ -4,6 +4,8 @@
 //!   argument, so the same model runs live here and in virtual time elsewhere.
 //! * [`pod`]: that engine behind an OpenAI-compatible HTTP server with vLLM's bytes and metric names.
 //! * [`load`]: seeded workloads, a client that measures TTFT, TPOT and E2E, and its report.
+//! * [`virtual_time`]: that engine, routers and workloads as discrete events.
+//! * [`workloads`]: public traces and synthetic traffic for it.
 //! * [`tokenizer`], [`answer`]: what a token is here, and the text that a pod answers with.
 //!
 //! What it is not: a router (nothing here decides where a request goes, the client's own spreading over
@@ -19,3 +21,5 @@ pub mod engine;
 pub mod load;
 pub mod pod;
 pub mod tokenizer;
+pub mod virtual_time;
+pub mod workloads;

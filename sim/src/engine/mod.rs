@@ -234,6 +234,15 @@ impl Engine {
         });
     }
 
+    /// Leading tokens of this prompt that the cache holds right now, and that a request admitted now would not
+    /// compute.
+    #[must_use]
+    pub fn cached_tokens(&self, prompt: &TokenBlocks) -> u32 {
+        let hashes = prompt.hashes();
+        let whole = (prompt.len().saturating_sub(1) / self.profile.block_tokens) as usize;
+        self.kv.leading_hits(&hashes[..whole.min(hashes.len())]).0 * self.profile.block_tokens
+    }
+
     /// State and counters now.
     #[must_use]
     pub fn stats(&self) -> EngineStats {

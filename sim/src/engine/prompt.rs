@@ -2,9 +2,15 @@
 //!
 //! The chain begins with the model's name, so that two models never share a block. Hash `i` stands for
 //! all tokens up to the end of block `i`; equal hashes therefore mean equal prefixes.
+//!
+//! In virtual time nobody has tokens, only their blocks' hashes: [`TokenBlocks::foretold`] takes those of the
+//! prompt and of the answer that will follow it, and tokens are then merely counted.
+
+use std::sync::Arc;
 
 use foretoken_core::hash::chain;
 
+use crate::answer::Word;
 use crate::tokenizer::{TokenId, pieces, token_id};
 
 const DIGEST_SEED: u64 = 0x6469_6765_7374_0001;
@@ -18,6 +24,8 @@ pub struct TokenBlocks {
     tail: Vec<u8>,
     chain: u64,
     block_tokens: u32,
+    /// Hashes of all blocks there will ever be, where they are known beforehand.
+    foretold: Option<Arc<[u64]>>,
 }
 
 impl TokenBlocks {
@@ -31,6 +39,21 @@ impl TokenBlocks {
             tail: Vec::with_capacity(block_tokens as usize * size_of::<TokenId>()),
             chain: chain(DIGEST_SEED, model.as_bytes()),
             block_tokens,
+            foretold: None,
+        }
+    }
+
+    /// `tokens` tokens whose blocks have these hashes; `hashes` may go on for what will be appended. Blocks
+    /// behind the last hash are never found again.
+    #[must_use]
+    pub fn foretold(tokens: u32, block_tokens: u32, hashes: Arc<[u64]>) -> Self {
+        Self {
+            tokens,
+            hashes: Vec::new(),
+            tail: Vec::new(),
+            chain: 0,
+            block_tokens: block_tokens.max(1),
+            foretold: Some(hashes),
         }
     }
 
@@ -53,6 +76,15 @@ impl TokenBlocks {
         }
     }
 
+    /// Appends the token that the pseudo model generates at `position` of the answer to `prompt_digest`.
+    pub(super) fn push_generated(&mut self, prompt_digest: u64, position: u32) {
+        if self.foretold.is_some() {
+            self.tokens += 1;
+        } else {
+            self.push(Word::at(prompt_digest, position).token());
+        }
+    }
+
     /// Number of tokens.
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -68,7 +100,10 @@ impl TokenBlocks {
     /// Chained hashes of the full blocks.
     #[must_use]
     pub fn hashes(&self) -> &[u64] {
-        &self.hashes
+        match &self.foretold {
+            Some(hashes) => &hashes[..hashes.len().min((self.tokens / self.block_tokens) as usize)],
+            None => &self.hashes,
+        }
     }
 
     /// One number for all the tokens: what the answer depends on.
@@ -90,6 +125,16 @@ mod tests {
         assert_eq!(short.hashes(), &long.hashes()[..1]);
         assert_eq!(long.hashes().len(), 2);
         assert_ne!(short.digest(), long.digest());
+    }
+
+    #[test]
+    fn foretold_blocks_come_into_view_as_tokens_are_generated() {
+        let mut blocks = TokenBlocks::foretold(7, 4, Arc::from([1, 2, 3]));
+        assert_eq!((blocks.len(), blocks.hashes()), (7, &[1][..]));
+        blocks.push_generated(0, 0);
+        assert_eq!((blocks.len(), blocks.hashes()), (8, &[1, 2][..]));
+        (0..20).for_each(|position| blocks.push_generated(0, position));
+        assert_eq!((blocks.len(), blocks.hashes()), (28, &[1, 2, 3][..]));
     }
 
     #[test]

@@ -14,7 +14,6 @@ use std::collections::VecDeque;
 use super::kv::{BlockId, KvCache};
 use super::profile::{Profile, StepWork};
 use super::prompt::TokenBlocks;
-use crate::answer::Word;
 
 /// Share of the blocks that admission leaves free for sequences that are decoding, as vLLM's watermark
 /// did; without it a new prompt takes the last blocks and is preempted at once.
@@ -66,6 +65,13 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Hashes of the blocks that may come from the cache: never the last token's, whose output is the next token.
+    pub(super) fn reusable(&self, block_tokens: u32) -> &[u64] {
+        let hashes = self.tokens.hashes();
+        let whole = (self.tokens.len().saturating_sub(1) / block_tokens) as usize;
+        &hashes[..whole.min(hashes.len())]
+    }
+
     /// Whether the next token needs only the last one computed.
     fn decodes(&self) -> bool {
         self.produced > 0 && self.pending() == 1
@@ -78,7 +84,7 @@ impl Sequence {
         if !scheduled || self.pending() > 0 {
             return false;
         }
-        self.tokens.push(Word::at(self.prompt_digest, self.produced).token());
+        self.tokens.push_generated(self.prompt_digest, self.produced);
         self.produced += 1;
         true
     }
@@ -165,9 +171,7 @@ impl Scheduler {
         while *budget > 0 && self.running.len() < profile.max_num_seqs as usize {
             let Some(sequence) = self.waiting.front() else { return };
             let needed = sequence.tokens.len().div_ceil(profile.block_tokens);
-            // The last token is always computed: its output is the next token.
-            let reusable = (sequence.tokens.len() - 1) / profile.block_tokens;
-            let (hits, free_hits) = kv.leading_hits(&sequence.tokens.hashes()[..reusable as usize]);
+            let (hits, free_hits) = kv.leading_hits(sequence.reusable(profile.block_tokens));
             let new = needed - hits;
             let reserve = if self.running.is_empty() { 0 } else { reserve };
             if new + free_hits + reserve > kv.free_blocks() {

@@ -1,0 +1,436 @@
+//! `foretoken-core`'s router as the filter runs it, in virtual time.
+//!
+//! Per Envoy several workers, each a [`Router`] with its own ledger and prefix index; the workers of one Envoy
+//! share what the filter's workers share through the host (ledger blobs, placement segments, the table of pods)
+//! and in the same order: a worker takes in the others' news before it decides and tells its own after. Envoys
+//! share nothing. Samples go to a [`Fit`], whose models come back as the trainer's pushes do.
+//!
+//! What it is not: the filter. No bytes of requests or responses, no HTTP.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foretoken_core::config::Config;
+use foretoken_core::fleet::Fleet;
+use foretoken_core::hash::pod_key;
+use foretoken_core::model::Model;
+use foretoken_core::request::{Api, LlmRequest, Prompt};
+use foretoken_core::response::{Summary, Usage};
+use foretoken_core::router::{Decision, Dispatch, Outcome, Router, SegmentWrite};
+use foretoken_core::sample::{self, Sample, TokenSource};
+use foretoken_core::telemetry::{Dialect, read_metrics};
+
+use super::policy::{Ask, Pick, Policy, Token};
+use super::record::{Ending, Record};
+use super::scrape::PodMetrics;
+
+/// Turns samples into a model: the trainer, seen from here.
+pub trait Fit {
+    /// Fits a model to all samples so far, oldest first.
+    ///
+    /// # Errors
+    /// A sentence that says why there is none, and that routing goes on with the old one.
+    fn fit(&mut self, samples: &[Sample]) -> Result<Arc<Model>, String>;
+}
+
+/// When models are fitted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Refit {
+    /// Time between two fits.
+    pub interval_us: u64,
+    /// No fit below this many samples, nor with fewer new ones than a tenth of it.
+    pub min_samples: usize,
+    /// Newest samples that are kept.
+    pub window: usize,
+    /// Time from the fit's start until workers route by its model.
+    pub delay_us: u64,
+}
+
+impl Default for Refit {
+    fn default() -> Self {
+        Self { interval_us: 10_000_000, min_samples: 300, window: 20_000, delay_us: 2_000_000 }
+    }
+}
+
+/// How the routers are set up.
+#[derive(Debug, Clone)]
+pub struct ForetokenOptions {
+    /// Name in reports.
+    pub name: String,
+    /// Workers of each Envoy.
+    pub workers: usize,
+    /// Envoys, each with state of its own.
+    pub envoys: usize,
+    /// Time between two scrapes of a pod.
+    pub scrape_interval_ms: u32,
+    /// Fields of the filter's configuration (`docs/configuration.md`), laid over its defaults.
+    pub config: serde_json::Value,
+    /// Whether a decision lists every candidate, for observers; else as many as `pick.count` says.
+    pub list_all: bool,
+    /// The model to begin with.
+    pub model: Option<Arc<Model>>,
+    /// When models are fitted, if there is a [`Fit`].
+    pub refit: Refit,
+    /// Sets the workers' random choices.
+    pub seed: u64,
+}
+
+impl Default for ForetokenOptions {
+    fn default() -> Self {
+        Self {
+            name: "foretoken".to_owned(),
+            workers: 1,
+            envoys: 1,
+            scrape_interval_ms: 200,
+            config: serde_json::json!({}),
+            list_all: false,
+            model: None,
+            refit: Refit::default(),
+            seed: 1,
+        }
+    }
+}
+
+struct Worker {
+    router: Router,
+    /// What it stored in shared data.
+    segments: HashMap<u64, Vec<u8>>,
+    /// Something happened since its ledger was last taken.
+    news: bool,
+    blob: Vec<u8>,
+    fleet_version: u64,
+}
+
+struct Held {
+    dispatch: Option<Dispatch>,
+    decision: Box<Decision>,
+    request: LlmRequest,
+    worker: usize,
+    output_tokens: u32,
+}
+
+/// The routers of all Envoys.
+pub struct Foretoken {
+    options: ForetokenOptions,
+    addresses: Vec<String>,
+    index: HashMap<String, usize>,
+    config: Arc<Config>,
+    workers: Vec<Worker>,
+    fleet: Fleet,
+    fleet_version: u64,
+    held: hashbrown::HashMap<u64, Held>,
+    page: String,
+    fit: Option<Box<dyn Fit>>,
+    samples: Vec<Sample>,
+    unfitted: usize,
+    fit_due_us: u64,
+    coming: Option<(u64, Arc<Model>)>,
+    generation: u64,
+    refused_fits: u64,
+    decisions: u64,
+    by_model: u64,
+    refused: u64,
+}
+
+/// `ip:port` of a pod.
+#[must_use]
+pub fn address(pod: usize) -> String {
+    format!("10.{}.{}.{}:8000", pod >> 16 & 255, pod >> 8 & 255, pod & 255)
+}
+
+/// Lays `over` onto `base`, object by object.
+fn merge(base: &mut serde_json::Value, over: &serde_json::Value) {
+    match (base, over) {
+        (serde_json::Value::Object(base), serde_json::Value::Object(over)) => {
+            for (key, value) in over {
+                merge(base.entry(key.clone()).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (base, over) => *base = over.clone(),
+    }
+}
+
+impl Foretoken {
+    /// Routers for this many pods.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, as the filter would say it.
+    pub fn new(
+        pods: usize,
+        options: ForetokenOptions,
+        fit: Option<Box<dyn Fit>>,
+    ) -> Result<Self, foretoken_core::config::ConfigError> {
+        let addresses: Vec<String> = (0..pods).map(address).collect();
+        let mut json = serde_json::json!({
+            "cluster": "pods",
+            "endpoints": {"addresses": addresses},
+            "telemetry": {"interval_ms": options.scrape_interval_ms},
+        });
+        merge(&mut json, &options.config);
+        let mut config = Config::from_json(json.to_string().as_bytes())?;
+        if options.list_all {
+            config.pick.count = config.pick.count.max(pods as u32);
+        }
+        let config = Arc::new(config);
+        let workers = (0..(options.workers * options.envoys).max(1) as u64)
+            .map(|at| {
+                // Any number but 0, and another one for each worker.
+                let incarnation =
+                    options.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(at + 1).max(1);
+                let mut router = Router::new(Arc::clone(&config), incarnation);
+                if let Some(model) = &options.model {
+                    router.set_model(Some(Arc::clone(model)), 1);
+                }
+                Worker { router, segments: HashMap::new(), news: true, blob: Vec::new(), fleet_version: 0 }
+            })
+            .collect();
+        Ok(Self {
+            index: addresses.iter().cloned().zip(0..).collect(),
+            addresses,
+            config,
+            workers,
+            fleet: Fleet::default(),
+            fleet_version: 1,
+            held: hashbrown::HashMap::new(),
+            page: String::new(),
+            fit,
+            samples: Vec::new(),
+            unfitted: 0,
+            fit_due_us: 0,
+            coming: None,
+            generation: u64::from(options.model.is_some()),
+            refused_fits: 0,
+            decisions: 0,
+            by_model: 0,
+            refused: 0,
+            options,
+        })
+    }
+
+    /// The filter's configuration in use.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Samples of the requests that ended, oldest first; at most [`Refit::window`].
+    #[must_use]
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// Index of the pod with this address.
+    #[must_use]
+    pub fn pod_of(&self, address: &str) -> Option<usize> {
+        self.index.get(address).copied()
+    }
+
+    /// The worker that Envoy's kernel would hand a connection to: any.
+    fn worker_of(&self, id: u64) -> usize {
+        let mixed = foretoken_core::hash::chain(self.options.seed, &(id >> 32).to_le_bytes());
+        (mixed % self.workers.len() as u64) as usize
+    }
+
+    /// What a worker does before it decides: the newest table of pods, and the other workers' news.
+    fn sync(&mut self, at: usize, now_us: u64) {
+        if self.workers[at].fleet_version != self.fleet_version {
+            self.workers[at].fleet_version = self.fleet_version;
+            self.workers[at].router.set_fleet(self.fleet.clone());
+        }
+        let workers = self.options.workers.max(1);
+        let first = at / workers * workers;
+        for peer in (first..first + workers).filter(|peer| *peer != at) {
+            // The filter writes its ledger at every change; here it is written when somebody reads it.
+            if std::mem::take(&mut self.workers[peer].news) {
+                let buffer = std::mem::take(&mut self.workers[peer].blob);
+                self.workers[peer].blob = self.workers[peer].router.export(buffer, now_us);
+            }
+            let (reader, writer) = pair(&mut self.workers, at, peer);
+            reader.router.import_peer((peer - first) as u32, &writer.blob, |place| {
+                writer.segments.get(&place).cloned()
+            });
+        }
+    }
+
+    fn store(&mut self, at: usize, segment: Option<SegmentWrite>) {
+        let worker = &mut self.workers[at];
+        worker.news = true;
+        if self.options.workers > 1 {
+            worker.segments.extend(segment);
+        }
+    }
+
+    fn learn(&mut self, sample: Sample, now_us: u64) {
+        self.samples.push(sample);
+        self.unfitted += 1;
+        let window = self.options.refit.window.max(1);
+        if self.samples.len() >= window * 2 {
+            self.samples.drain(..self.samples.len() - window);
+        }
+        if let Some((_, model)) = self.coming.take_if(|(due_us, _)| *due_us <= now_us) {
+            self.generation += 1;
+            for worker in &mut self.workers {
+                worker.router.set_model(Some(Arc::clone(&model)), self.generation);
+            }
+        }
+        let refit = self.options.refit;
+        let due = now_us >= self.fit_due_us
+            && self.coming.is_none()
+            && self.samples.len() >= refit.min_samples
+            && self.unfitted * 10 >= refit.min_samples;
+        if let Some(fit) = self.fit.as_mut().filter(|_| due) {
+            self.fit_due_us = now_us + refit.interval_us;
+            self.unfitted = 0;
+            let newest = self.samples.len().saturating_sub(window);
+            match fit.fit(&self.samples[newest..]) {
+                Ok(model) => self.coming = Some((now_us + refit.delay_us, model)),
+                Err(reason) => {
+                    tracing::info!(reason, "no model from this fit");
+                    self.refused_fits += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Two different workers at once.
+fn pair(workers: &mut [Worker], one: usize, other: usize) -> (&mut Worker, &mut Worker) {
+    if one < other {
+        let (head, tail) = workers.split_at_mut(other);
+        (&mut head[one], &mut tail[0])
+    } else {
+        let (head, tail) = workers.split_at_mut(one);
+        (&mut tail[0], &mut head[other])
+    }
+}
+
+impl Policy for Foretoken {
+    fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    fn scrape_interval_us(&self) -> Option<u64> {
+        Some(u64::from(self.options.scrape_interval_ms) * 1000)
+    }
+
+    fn scraped(&mut self, pod: usize, metrics: &PodMetrics, now_us: u64) {
+        metrics.write_page(&mut self.page);
+        if let Ok(scrape) = read_metrics(self.page.as_bytes(), Some(Dialect::Vllm)) {
+            self.fleet.set_scrape(pod_key(&self.addresses[pod]), &scrape, now_us);
+            self.fleet_version += 1;
+        }
+    }
+
+    fn pool_changed(&mut self, up: &[bool], _now_us: u64) {
+        let members = self.addresses.iter().zip(up).filter(|(_, up)| **up);
+        self.fleet.set_members(members.map(|(address, _)| (address.clone(), true)));
+        self.fleet_version += 1;
+    }
+
+    fn pick(&mut self, ask: &Ask<'_>) -> Pick {
+        let worker = self.worker_of(ask.id);
+        self.sync(worker, ask.now_us);
+        let request = llm_request(ask);
+        self.decisions += 1;
+        let Ok(decision) = self.workers[worker].router.decide(&request, ask.now_us) else {
+            self.refused += 1;
+            return Pick::default();
+        };
+        self.by_model += u64::from(decision.rung == foretoken_core::fallback::Rung::Model);
+        let pods = decision.choices.iter().filter_map(|choice| self.pod_of(&choice.address)).collect();
+        let decision = Box::new(decision);
+        self.held.insert(
+            ask.id,
+            Held { dispatch: None, decision: decision.clone(), request, worker, output_tokens: 0 },
+        );
+        Pick { pods, decision: Some(decision) }
+    }
+
+    fn sent(&mut self, ask: &Ask<'_>, pod: usize, attempts: u32) {
+        let Some(held) = self.held.get_mut(&ask.id) else { return };
+        let (worker, now_us) = (held.worker, ask.now_us);
+        let router = &mut self.workers[worker].router;
+        let mut segment = None;
+        let dispatch = match &mut held.dispatch {
+            Some(dispatch) => dispatch,
+            empty => {
+                let (dispatch, placed) = router.dispatch(&held.decision, &held.request, now_us, now_us);
+                segment = placed;
+                empty.insert(dispatch)
+            }
+        };
+        if attempts > 1 {
+            router.served_by(dispatch, &self.addresses[pod], now_us);
+        }
+        self.store(worker, segment);
+    }
+
+    fn token(&mut self, token: &Token, now_us: u64) {
+        let Some(held) = self.held.get_mut(&token.id) else { return };
+        held.output_tokens = token.tokens;
+        let worker = &mut self.workers[held.worker];
+        if let Some(dispatch) = &mut held.dispatch {
+            worker.router.progress(dispatch, token.tokens, now_us);
+            worker.news = true;
+        }
+    }
+
+    fn ended(&mut self, id: u64, record: &Record, now_us: u64) {
+        let Some(mut held) = self.held.remove(&id) else { return };
+        let Some(dispatch) = &mut held.dispatch else { return };
+        let complete = record.ending == Ending::Complete;
+        let started = record.first_us > 0;
+        let summary = started.then(|| Summary {
+            first_token_us: Some(record.first_us),
+            last_token_us: Some(record.last_us),
+            output_tokens: record.output_tokens,
+            tokens_from: if complete { TokenSource::Usage } else { TokenSource::Events },
+            usage: Usage {
+                prompt_tokens: complete.then_some(record.prompt_tokens),
+                completion_tokens: complete.then_some(record.output_tokens),
+                cached_tokens: complete.then_some(record.cached_tokens),
+            },
+            complete,
+            error: false,
+        });
+        let outcome = Outcome {
+            status: if started { 200 } else { 503 },
+            attempts: record.attempts,
+            streamed: true,
+            ending: if complete { sample::Ending::Complete } else { sample::Ending::Failed },
+            summary,
+        };
+        let worker = held.worker;
+        if let Some((sample, segment)) = self.workers[worker].router.end(dispatch, &outcome, now_us) {
+            self.store(worker, segment);
+            self.learn(sample, now_us);
+        }
+    }
+
+    fn remarks(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("decisions", self.decisions as f64),
+            ("decided_by_model", self.by_model as f64),
+            ("refused", self.refused as f64),
+            ("model_generation", self.generation as f64),
+            ("refused_fits", self.refused_fits as f64),
+        ]
+    }
+}
+
+/// The request as the filter would have read it from a body of token ids.
+fn llm_request(ask: &Ask<'_>) -> LlmRequest {
+    let request = ask.request;
+    LlmRequest {
+        api: Api::Completions,
+        model: "m".to_owned(),
+        stream: true,
+        include_usage: true,
+        max_tokens: request.max_tokens,
+        prompt: Prompt {
+            text_bytes: request.prompt_tokens.saturating_mul(4),
+            exact_tokens: Some(request.prompt_tokens),
+            blocks: request.prompt_blocks().to_vec(),
+        },
+    }
+}
