@@ -6,6 +6,8 @@
 //! setting. Unknown fields are errors: a misspelt setting that is silently ignored is worse than a
 //! refused configuration, which leaves the old one serving.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -48,6 +50,9 @@ pub struct Config {
     /// Where samples go.
     #[serde(default)]
     pub samples: SamplesConfig,
+    /// Which models the pods serve.
+    #[serde(default)]
+    pub models: ModelsConfig,
     /// When a pod that fails is left alone.
     #[serde(default)]
     pub health: HealthConfig,
@@ -190,6 +195,26 @@ impl Default for SamplesConfig {
     }
 }
 
+/// Which models the pods serve ([`crate::served`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelsConfig {
+    /// Whether each pod is asked for its list of models.
+    pub discover: bool,
+    /// Path of the list.
+    pub path: String,
+    /// Time between two readings of a pod's list.
+    pub refresh_ms: u32,
+    /// Lists that are fixed: names by `ip:port`. These pods are not asked.
+    pub pods: BTreeMap<String, Vec<String>>,
+}
+
+impl Default for ModelsConfig {
+    fn default() -> Self {
+        Self { discover: true, path: "/v1/models".to_owned(), refresh_ms: 10_000, pods: BTreeMap::new() }
+    }
+}
+
 /// When a pod that fails is left alone ([`crate::health`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -292,6 +317,18 @@ impl Config {
                 return fail("endpoints.addresses", format!("{address:?}"), "write each pod as ip:port");
             }
         }
+        for (address, names) in &self.models.pods {
+            if address.parse::<core::net::SocketAddr>().is_err() {
+                return fail("models.pods", format!("{address:?}"), "name each pod as ip:port");
+            }
+            if names.is_empty() || names.len() > crate::served::MAX_MODELS {
+                return fail(
+                    "models.pods",
+                    format!("{address:?} with {} names", names.len()),
+                    "name 1 to 256 models",
+                );
+            }
+        }
         if self.pick.header.is_empty()
             || !self.pick.header.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         {
@@ -307,6 +344,7 @@ impl Config {
             ("samples.batch", self.samples.batch, 1, 4096, "use 1 to 4096"),
             ("samples.flush_ms", self.samples.flush_ms, 10, 60_000, "use 10 to 60000"),
             ("samples.buffer", self.samples.buffer, 1, 65_536, "use 1 to 65536"),
+            ("models.refresh_ms", self.models.refresh_ms, 100, 3_600_000, "use 100 to 3600000"),
             ("health.consecutive_failures", self.health.consecutive_failures, 0, 1000, "use 0 to 1000"),
             ("health.eject_base_ms", self.health.eject_base_ms, 10, 600_000, "use 10 to 600000"),
             ("health.eject_max_ms", self.health.eject_max_ms, 10, 3_600_000, "use 10 to 3600000"),
@@ -334,8 +372,11 @@ impl Config {
                 return fail(field, value.to_string(), fix);
             }
         }
-        for (field, value) in [("telemetry.path", &self.telemetry.path), ("samples.path", &self.samples.path)]
-        {
+        for (field, value) in [
+            ("telemetry.path", &self.telemetry.path),
+            ("models.path", &self.models.path),
+            ("samples.path", &self.samples.path),
+        ] {
             if !value.starts_with('/') || !value.bytes().all(|b| b.is_ascii_graphic()) {
                 return fail(field, format!("{value:?}"), "start it with a slash and use visible ASCII");
             }

@@ -7,16 +7,22 @@
 //! The table also notices restarts: an engine that starts again starts with an empty KV cache, and what was
 //! believed of it is void. Its start time changes, or a counter falls behind what it was.
 
+use std::sync::Arc;
+
 use crate::codec::{Reader, Writer};
 use crate::hash::pod_key;
 use crate::num::{f32_of_u64, ms_between};
+use crate::served::ServedModels;
 use crate::telemetry::{Adapters, LoadReport, Scrape};
 
 /// Most pods kept; further ones of a listing are ignored.
 pub const MAX_PODS: usize = 1024;
 
 /// First byte of the blob; another one is another module's.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
+
+/// In place of a list's number: the pod's models are not known.
+const NO_LIST: u16 = u16::MAX;
 
 /// Start times that differ by less are the same start: client libraries derive it from the boot time, which
 /// clock corrections move a little.
@@ -82,6 +88,22 @@ pub struct Pod {
     pub restarts: u32,
     /// The newest scrape, if there was one.
     pub scrape: Option<PodScrape>,
+    /// The models that it serves; `None` where no list is known. Pods with the same list share it.
+    pub served: Option<Arc<ServedModels>>,
+}
+
+impl Pod {
+    /// Whether it may serve the model of this key: it lists it, or no list is known.
+    #[must_use]
+    pub fn may_serve(&self, model_key: u64) -> bool {
+        self.served.as_ref().is_none_or(|served| served.has(model_key))
+    }
+
+    /// Whether it lists the model of this key as a LoRA adapter; `None` where no list is known.
+    #[must_use]
+    pub fn lists_adapter(&self, model_key: u64) -> Option<bool> {
+        self.served.as_ref().map(|served| served.has_adapter(model_key))
+    }
 }
 
 /// All candidate pods, in the order of their addresses.
@@ -110,6 +132,7 @@ impl Fleet {
                 healthy,
                 restarts: 0,
                 scrape: None,
+                served: None,
             })
             .collect();
         pods.sort_by(|a, b| a.address.cmp(&b.address));
@@ -118,6 +141,7 @@ impl Fleet {
             if let Some(old) = self.find(pod.key) {
                 pod.scrape = old.scrape;
                 pod.restarts = old.restarts;
+                pod.served.clone_from(&old.served);
             }
         }
         // Not by `==`: a scrape with an unknown (NaN) in it equals nothing.
@@ -142,6 +166,22 @@ impl Fleet {
                 pod.restarts = pod.restarts.saturating_add(1);
             }
             pod.scrape = Some(new);
+        }
+    }
+
+    /// Stores which models a pod serves, `None` for unknown. Returns whether that is news.
+    pub fn set_served(&mut self, key: u64, served: Option<ServedModels>) -> bool {
+        let shared = served.map(|served| {
+            let same =
+                self.pods.iter().filter_map(|pod| pod.served.as_ref()).find(|other| ***other == served);
+            same.map_or_else(|| Arc::new(served), Arc::clone)
+        });
+        match self.pods.iter_mut().find(|pod| pod.key == key) {
+            Some(pod) if pod.served != shared => {
+                pod.served = shared;
+                true
+            }
+            _ => false,
         }
     }
 
@@ -174,10 +214,22 @@ impl Fleet {
     pub fn write(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u8(FORMAT);
+        // Most pods of a cluster serve the same models: each list is written once.
+        let mut lists: Vec<&Arc<ServedModels>> = Vec::new();
+        for served in self.pods.iter().filter_map(|pod| pod.served.as_ref()) {
+            if !lists.iter().any(|list| Arc::ptr_eq(list, served)) {
+                lists.push(served);
+            }
+        }
+        out.u16(u16::try_from(lists.len()).unwrap_or(u16::MAX));
+        lists.iter().for_each(|list| list.write(&mut out));
         out.u16(u16::try_from(self.pods.len()).unwrap_or(u16::MAX));
         for pod in &self.pods {
             out.short_text(&pod.address);
             out.u8(u8::from(pod.healthy) | (u8::from(pod.scrape.is_some()) << 1));
+            let list =
+                pod.served.as_ref().and_then(|own| lists.iter().position(|list| Arc::ptr_eq(list, own)));
+            out.u16(list.and_then(|list| u16::try_from(list).ok()).unwrap_or(NO_LIST));
             out.u32(pod.restarts);
             if let Some(scrape) = &pod.scrape {
                 scrape.write(&mut out);
@@ -194,13 +246,20 @@ impl Fleet {
             return None;
         }
         let count = usize::from(input.u16()?).min(MAX_PODS);
+        let mut lists = Vec::with_capacity(count);
+        for _ in 0..count {
+            lists.push(Arc::new(ServedModels::read(&mut input)?));
+        }
+        let count = usize::from(input.u16()?).min(MAX_PODS);
         let mut pods = Vec::with_capacity(count);
         for _ in 0..count {
             let address = input.short_text()?.to_owned();
             let flags = input.u8()?;
+            let served = lists.get(usize::from(input.u16()?)).map(Arc::clone);
             let restarts = input.u32()?;
             let scrape = if flags & 2 == 0 { None } else { Some(PodScrape::read(&mut input)?) };
-            pods.push(Pod { key: pod_key(&address), address, healthy: flags & 1 == 1, restarts, scrape });
+            let healthy = flags & 1 == 1;
+            pods.push(Pod { key: pod_key(&address), address, healthy, restarts, scrape, served });
         }
         Some(Self { pods })
     }

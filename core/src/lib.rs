@@ -61,5 +61,6 @@ pub mod request;
 pub mod response;
 pub mod router;
 pub mod sample;
+pub mod served;
 pub mod speed;
 pub mod telemetry;

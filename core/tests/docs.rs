@@ -20,7 +20,8 @@ fn rows(page: &str) -> Vec<Vec<String>> {
 /// Every value of a JSON object by its path, dots between the levels.
 fn leaves(value: &Value, path: &str, out: &mut BTreeMap<String, Value>) {
     match value {
-        Value::Object(fields) => {
+        // A table without entries is a value like any other.
+        Value::Object(fields) if !fields.is_empty() => {
             for (name, field) in fields {
                 let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                 leaves(field, &path, out);

@@ -131,6 +131,27 @@ fn reports_of_pods_that_left_are_left_behind() {
     assert!(next.pods().iter().all(|pod| pod.scrape.is_none()));
 }
 
+#[test]
+fn pods_that_serve_the_same_models_share_one_list() {
+    let mut fleet = Fleet::default();
+    fleet.set_members(["a:1", "b:1", "c:1", "d:1"].map(|address| (address.to_owned(), true)));
+    let list = |name| Some(ServedModels::new([("base", false), (name, true)]));
+    assert!(fleet.set_served(pod_key("a:1"), list("x")) && fleet.set_served(pod_key("b:1"), list("x")));
+    assert!(fleet.set_served(pod_key("c:1"), list("y")));
+    assert!(!fleet.set_served(pod_key("b:1"), list("x")), "no news");
+    let back = Fleet::read(&fleet.write()).unwrap();
+    assert_eq!(back.pods(), fleet.pods());
+    let served: Vec<_> = back.pods().iter().map(|pod| pod.served.clone()).collect();
+    assert!(Arc::ptr_eq(served[0].as_ref().unwrap(), served[1].as_ref().unwrap()));
+    let x = crate::request::model_key("x");
+    let may: Vec<bool> = back.pods().iter().map(|pod| pod.may_serve(x)).collect();
+    assert_eq!(may, [true, true, false, true]);
+    let adapter: Vec<_> = back.pods().iter().map(|pod| pod.lists_adapter(x)).collect();
+    assert_eq!(adapter, [Some(true), Some(true), Some(false), None]);
+    fleet.set_members([("a:1".to_owned(), true)]);
+    assert!(fleet.find(pod_key("a:1")).unwrap().served.is_some(), "a pod that stays keeps its list");
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_read_without_harm(blob in proptest::collection::vec(any::<u8>(), 0..400)) {

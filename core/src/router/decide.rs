@@ -102,7 +102,7 @@ impl Router {
             request.max_tokens,
             self.config.policy.default_output_tokens,
         );
-        let (candidates, widened) = self.candidates(request, prompt_tokens, now_us);
+        let (candidates, widened) = self.candidates(request, model_key, prompt_tokens, now_us);
         if candidates.is_empty() {
             return Err(Reason::NoCandidates);
         }
@@ -170,11 +170,13 @@ impl Router {
         })
     }
 
-    /// Load, speed and prior of every pod that is healthy and not ejected; of every pod when there is none, with
-    /// the reason.
+    /// Load, speed and prior of every pod that serves the model, is healthy and is not ejected. A condition that
+    /// no pod meets is waived, the model's the last: a sick pod may answer, one without the model cannot. The
+    /// reason says which was.
     fn candidates(
         &mut self,
         request: &LlmRequest,
+        model_key: u64,
         prompt_tokens: f32,
         now_us: u64,
     ) -> (Vec<Candidate>, Option<Reason>) {
@@ -201,9 +203,17 @@ impl Router {
         let loads: Vec<PodLoad> = table.finish(now_us).copied().collect();
         let typical = typical(&loads.iter().map(|load| load.speed).collect::<Vec<_>>());
 
-        let serves = |pod: &Pod, load: &PodLoad| pod.healthy && !load.ejected;
-        let none_serves = !self.fleet.pods().iter().zip(&loads).any(|(pod, load)| serves(pod, load));
-        let widened = none_serves.then_some(Reason::NoneHealthy);
+        let pods = self.fleet.pods();
+        let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
+        let none_has_model = !pods.iter().any(has_model);
+        let fits = |pod: &Pod| none_has_model || has_model(pod);
+        let is_well = |pod: &Pod, load: &PodLoad| pod.healthy && !load.ejected;
+        let none_is_well = !pods.iter().zip(&loads).any(|(pod, load)| fits(pod) && is_well(pod, load));
+        let widened = if none_has_model {
+            Some(Reason::ModelNotServed)
+        } else {
+            none_is_well.then_some(Reason::NoneHealthy)
+        };
         let block_bytes = f32_of_u64(u64::from(self.config.prefix.block_bytes));
         let prompt_bytes = f32_of_u64(u64::from(request.prompt.text_bytes)).max(1.0);
         let candidates = self
@@ -212,7 +222,7 @@ impl Router {
             .iter()
             .zip(loads)
             .enumerate()
-            .filter(|(_, (pod, load))| none_serves || serves(pod, load))
+            .filter(|(_, (pod, load))| fits(pod) && (none_is_well || is_well(pod, load)))
             .map(|(at, (pod, load))| {
                 let speed = load.speed.fit(&typical);
                 let matched = f32_of_usize(self.prefix.matched(pod.key, &request.prompt.blocks));

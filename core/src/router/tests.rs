@@ -12,6 +12,7 @@ use crate::hash::{chain, pod_key};
 use crate::request::{Api, LlmRequest, Prompt};
 use crate::response::{Summary, Usage};
 use crate::sample::{Ending, TokenSource};
+use crate::served::ServedModels;
 use crate::telemetry::{Dialect, Scrape};
 
 const A: &str = "10.0.0.1:8000";
@@ -322,6 +323,33 @@ fn when_every_pod_is_ejected_all_are_candidates_and_the_reason_is_named() {
     let decision = router.decide(&request(1, 16), 1_000_100).unwrap();
     assert_eq!((decision.candidates, decision.widened), (2, Some(Reason::NoneHealthy)));
     assert_eq!(router.take_ejections(), 2);
+}
+
+#[test]
+fn a_request_goes_to_a_pod_that_lists_its_model_and_anywhere_when_none_does() {
+    let mut router = router(1);
+    let mut fleet = router.fleet().clone();
+    fleet.set_served(pod_key(A), Some(ServedModels::new([("base", false), ("sql", true)])));
+    fleet.set_served(pod_key(B), Some(ServedModels::new([("base", false)])));
+    router.set_fleet(fleet.clone());
+    let mut candidates = |model: &str, fleet: &Fleet| {
+        router.set_fleet(fleet.clone());
+        let asked = LlmRequest { model: model.to_owned(), ..request(1, 16) };
+        let decision = router.decide(&asked, 0).unwrap();
+        (decision.candidates, decision.choices[0].address.clone(), decision.widened)
+    };
+    assert_eq!(candidates("sql", &fleet), (1, A.to_owned(), None));
+    assert_eq!(candidates("base", &fleet).0, 2);
+    assert_eq!(candidates("", &fleet).0, 2, "no name asks for whatever is there");
+    let (count, _, widened) = candidates("other", &fleet);
+    assert_eq!((count, widened), (2, Some(Reason::ModelNotServed)));
+    // The one pod that has the adapter is sick: it is asked all the same, the other cannot answer.
+    let mut sick = fleet.clone();
+    sick.set_members([(A.to_owned(), false), (B.to_owned(), true)]);
+    assert_eq!(candidates("sql", &sick), (1, A.to_owned(), Some(Reason::NoneHealthy)));
+    // A pod of which no list is known may have it.
+    fleet.set_served(pod_key(B), None);
+    assert_eq!(candidates("other", &fleet), (1, B.to_owned(), None));
 }
 
 #[test]
