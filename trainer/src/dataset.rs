@@ -5,7 +5,7 @@
 //! sample without a usable TPOT (a single token) still teaches TTFT.
 
 use foretoken_core::features::{COUNT, Feature, Row, SCHEMA_ID};
-use foretoken_core::sample::Sample;
+use foretoken_core::sample::{Ending, Sample};
 
 /// Ratios beyond these are clipped. A pod 50 times slower than the prior says is stuck, not slow, and one
 /// such row must not move a leaf by its distance; quantile losses need the side, not the size.
@@ -56,6 +56,64 @@ pub struct Example {
 fn outcome(actual_ms: f32, prior_ms: f32, weight: f32) -> Option<Outcome> {
     let usable = |value: f32| value.is_finite() && value > 0.0;
     (usable(actual_ms) && usable(prior_ms)).then_some(Outcome { actual_ms, prior_ms, weight })
+}
+
+macro_rules! unclean {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
+        /// Why a sample teaches nothing, though it was well formed.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Unclean { $($(#[$doc])* $variant,)+ }
+
+        impl Unclean {
+            /// All reasons.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The label value in metrics and in the status.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+    };
+}
+
+unclean! {
+    /// The client went away first.
+    Cancelled = "cancelled",
+    /// Envoy made more than one attempt: the times include those that failed.
+    Retried = "retried",
+    /// The upstream broke off, or no upstream answered.
+    Failed = "failed",
+    /// The response was not 200.
+    Status = "status",
+    /// The response ended without the mark that its format ends with.
+    Truncated = "truncated",
+    /// The response was not streamed: its first byte is its last.
+    NotStreamed = "not_streamed",
+    /// No event with a token was seen.
+    NoFirstToken = "no_first_token",
+    /// There is no prior to learn a ratio to.
+    NoPrior = "no_prior",
+    /// None of these, but the core does not call it clean.
+    Other = "other",
+}
+
+/// Why a sample teaches nothing; `None` when it teaches something.
+#[must_use]
+pub fn unclean(sample: &Sample) -> Option<Unclean> {
+    let first_token = sample.ttft_ms.is_some_and(|ttft_ms| ttft_ms.is_finite() && ttft_ms > 0.0);
+    let faults = [
+        (sample.ending == Ending::Cancelled, Unclean::Cancelled),
+        (sample.attempts > 1, Unclean::Retried),
+        (sample.ending == Ending::Failed, Unclean::Failed),
+        (sample.status != 200, Unclean::Status),
+        (sample.ending == Ending::Truncated, Unclean::Truncated),
+        (!sample.streamed, Unclean::NotStreamed),
+        (!first_token, Unclean::NoFirstToken),
+        (!sample.is_clean(), Unclean::Other),
+        (example(sample).is_none(), Unclean::NoPrior),
+    ];
+    faults.into_iter().find_map(|(is, reason)| is.then_some(reason))
 }
 
 /// Takes what can be learned from a sample; `None` when it is not clean or of another schema.
@@ -125,6 +183,32 @@ mod tests {
         without.features[Feature::PriorTtftMs as usize] = f32::NAN;
         without.features[Feature::PriorTpotMs as usize] = 0.0;
         assert_eq!(example(&without), None);
+    }
+
+    #[test]
+    fn what_teaches_nothing_is_told_why_and_only_that() {
+        let good = synthetic::samples(1, 1).pop().unwrap();
+        assert_eq!(unclean(&good), None);
+        type Change = fn(&mut Sample);
+        let faults: [(Unclean, Change); 8] = [
+            (Unclean::Cancelled, |s| s.ending = Ending::Cancelled),
+            (Unclean::Retried, |s| s.attempts = 2),
+            (Unclean::Failed, |s| s.ending = Ending::Failed),
+            (Unclean::Status, |s| s.status = 503),
+            (Unclean::Truncated, |s| s.ending = Ending::Truncated),
+            (Unclean::NotStreamed, |s| s.streamed = false),
+            (Unclean::NoFirstToken, |s| s.ttft_ms = None),
+            (Unclean::NoPrior, |s| {
+                s.features[Feature::PriorTtftMs as usize] = f32::NAN;
+                s.tpot_ms = None;
+            }),
+        ];
+        for (reason, change) in faults {
+            let mut sample = good.clone();
+            change(&mut sample);
+            assert_eq!(unclean(&sample), Some(reason));
+            assert_eq!(example(&sample), None);
+        }
     }
 
     #[test]

@@ -29,4 +29,5 @@ pub mod serve;
 pub mod store;
 #[doc(hidden)]
 pub mod synthetic;
+pub mod trust;
 pub mod xgb;

@@ -4,8 +4,8 @@
 //! the page and the table differ.
 
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder,
+    Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 /// Kind of a metric, as Prometheus calls it.
@@ -37,9 +37,22 @@ pub const TABLE: &[(&str, Kind, &[&str], &str)] = &[
         "foretoken_trainer_samples_total",
         Kind::Counter,
         &["result"],
-        "Lines received, by what became of them: accepted, duplicate, rejected.",
+        "Lines received, by what became of them: accepted, quarantined (not believed), duplicate, rejected.",
     ),
     ("foretoken_trainer_rejected_total", Kind::Counter, &["reason"], "Rejected lines by reason."),
+    (
+        "foretoken_trainer_unclean_samples",
+        Kind::Gauge,
+        &["reason"],
+        "Samples that teach nothing, by reason, those read at the start included.",
+    ),
+    (
+        "foretoken_trainer_throttled_total",
+        Kind::Counter,
+        &[],
+        "Batches refused with 429: too many samples a second, or too many bytes at a time.",
+    ),
+    ("foretoken_trainer_store_bytes", Kind::Gauge, &[], "Bytes of samples on disk."),
     ("foretoken_trainer_unauthorized_total", Kind::Counter, &[], "Requests without the right token."),
     (
         "foretoken_trainer_window_samples",
@@ -92,6 +105,12 @@ pub struct Metrics {
     pub samples: IntCounterVec,
     /// By reason.
     pub rejected: IntCounterVec,
+    /// By reason.
+    pub unclean: IntGaugeVec,
+    /// Batches refused.
+    pub throttled: IntCounter,
+    /// Bytes on disk.
+    pub store_bytes: IntGauge,
     /// Wrong tokens.
     pub unauthorized: IntCounter,
     /// Clean samples in memory.
@@ -153,6 +172,9 @@ impl Metrics {
         Ok(Self {
             samples: labelled!(IntCounterVec, "foretoken_trainer_samples_total"),
             rejected: labelled!(IntCounterVec, "foretoken_trainer_rejected_total"),
+            unclean: labelled!(IntGaugeVec, "foretoken_trainer_unclean_samples"),
+            throttled: plain!(IntCounter, "foretoken_trainer_throttled_total"),
+            store_bytes: plain!(IntGauge, "foretoken_trainer_store_bytes"),
             unauthorized: plain!(IntCounter, "foretoken_trainer_unauthorized_total"),
             window: plain!(IntGauge, "foretoken_trainer_window_samples"),
             fits: labelled!(IntCounterVec, "foretoken_trainer_fits_total"),
@@ -199,6 +221,7 @@ mod tests {
         // Vectors show only with a value.
         metrics.samples.with_label_values(&["accepted"]).inc();
         metrics.rejected.with_label_values(&["schema"]).inc();
+        metrics.unclean.with_label_values(&["retried"]).set(1);
         metrics.fits.with_label_values(&["published"]).inc();
         metrics.holdout.with_label_values(&["ttft", "model"]).set(0.1);
         metrics.live.with_label_values(&["ttft", "model"]).set(0.1);

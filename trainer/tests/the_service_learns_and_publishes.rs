@@ -63,6 +63,7 @@ impl Service {
             token: TOKEN.to_owned(),
             hold,
             bounds: Bounds::default(),
+            max_samples_per_s: 50_000,
             fit: FitOptions { max_rounds: 30, ..FitOptions::default() },
         };
         let (told, ready) = oneshot::channel();
@@ -134,6 +135,16 @@ impl Service {
     }
 }
 
+/// The same as if they had just been: the store forgets what is old.
+fn recent(mut samples: Vec<Sample>) -> Vec<Sample> {
+    let newest_ms = samples.last().unwrap().at_ms;
+    let by_ms = foretoken_trainer::export::now_ms() - newest_ms;
+    for sample in &mut samples {
+        sample.at_ms += by_ms;
+    }
+    samples
+}
+
 fn lines(samples: &[Sample]) -> Vec<u8> {
     let mut body = Vec::new();
     for sample in samples {
@@ -190,7 +201,7 @@ impl Envoy {
 async fn samples_become_models_that_envoys_get_and_a_restart_goes_on_where_it_was() {
     let Some(xgboost) = xgb::for_tests() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let samples = synthetic::samples(21, 1400);
+    let samples = recent(synthetic::samples(21, 1400));
     let service = Service::start(dir.path(), xgboost.clone(), true).await;
     let mut envoy = Envoy::connect(service.ready.xds, "envoy-1").await;
     let (version, config) = envoy.next().await;
@@ -199,6 +210,7 @@ async fn samples_become_models_that_envoys_get_and_a_restart_goes_on_where_it_wa
     // Held: it learns and publishes nothing.
     let answer = service.post(&samples[..200]).await;
     assert_eq!((&answer["accepted"], &answer["rejected"]), (&200.into(), &0.into()));
+    assert_eq!(answer["synced"], 200);
     assert_eq!(service.status().await["fits"], 0);
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     gzip.write_all(&lines(&samples[150..600])).unwrap();

@@ -12,6 +12,7 @@ use foretoken_trainer::gate::judge;
 use foretoken_trainer::ingest;
 use foretoken_trainer::registry::{check_folder, write_durably};
 use foretoken_trainer::score::TargetScore;
+use foretoken_trainer::store::segment;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -20,10 +21,10 @@ use super::{FitArgs, Library};
 /// Fit a model from files of samples and write it as ONNX.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  foretoken-trainer fit --samples samples.ndjson --out model.onnx\n  foretoken-trainer fit --samples data/samples/*.ndjson --out model.onnx --json\n\nThe newest fifth of the samples is held out for the scores. The model is written only when XGBoost, the kernel\nand tract give the same bits for it."
+    after_help = "Examples:\n  foretoken-trainer fit --samples samples.ndjson --out model.onnx\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx --json\n\nThe newest fifth of the samples is held out for the scores. The model is written only when XGBoost, the kernel\nand tract give the same bits for it."
 )]
 pub(super) struct Fit {
-    /// Files of samples, one JSON object a line.
+    /// Files of samples: NDJSON, or segments of a trainer's store.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     samples: Vec<PathBuf>,
     /// Where the model goes.
@@ -96,6 +97,15 @@ impl Fit {
                 fs::read(path).with_context(|| format!("cannot read samples from {}", path.display()))?;
             for line in text.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
                 lines += 1;
+                // Lines of the trainer's own store carry a checksum.
+                let line = match segment::decode(line) {
+                    Some((segment::Kind::Sample, json)) => json,
+                    Some((segment::Kind::Quarantined, _)) => {
+                        rejected += 1;
+                        continue;
+                    }
+                    None => line,
+                };
                 match ingest::read_line(line, now_ms) {
                     Ok(sample) => examples.extend(example(&sample)),
                     Err((_, detail)) => {

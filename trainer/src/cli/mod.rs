@@ -16,7 +16,7 @@ use foretoken_trainer::xgb::{LIBRARY_IN_REPOSITORY, LIBRARY_VARIABLE, Xgboost};
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.ndjson --out model.onnx\n  foretoken-trainer inspect model.onnx\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
+    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx\n  foretoken-trainer inspect model.onnx\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -59,7 +59,17 @@ pub(super) struct Serve {
     /// Most bytes of samples on disk, MiB.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     store_mib: u32,
-    /// Newest clean samples that a fit learns from.
+    /// Days after which samples on disk are removed and no longer learned from.
+    #[arg(long, default_value_t = 14, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    store_days: u32,
+    /// Shortest time between two syncs of samples to disk, ms; a batch is answered after the sync that covers it.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    sync_interval_ms: u32,
+    /// Samples taken a second, over all senders; beyond it the answer is 429.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
+    max_samples_per_s: u32,
+    /// Clean samples that a fit learns from: half of them the newest, half kept even over load, cache hits, length
+    /// and speed of pods.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     window_samples: u32,
     #[command(flatten)]
@@ -119,8 +129,11 @@ impl Serve {
             hold: self.hold,
             bounds: Bounds {
                 max_bytes: u64::from(self.store_mib) << 20,
+                max_age_ms: u64::from(self.store_days) * 24 * 3600 * 1000,
                 window: self.window_samples as usize,
+                sync_interval: Duration::from_millis(self.sync_interval_ms.into()),
             },
+            max_samples_per_s: self.max_samples_per_s,
             fit: self.fit.options(),
         })
     }

@@ -41,7 +41,7 @@ pub async fn run(state: Arc<State>) {
         }
         if due(&state, last.as_ref()) {
             let started = Instant::now();
-            let clean = state.store().counts().1;
+            let clean = state.store().counts().clean;
             let stop = Arc::new(AtomicBool::new(false));
             let mut fitting = tokio::task::spawn_blocking({
                 let (state, stop) = (state.clone(), stop.clone());
@@ -81,7 +81,7 @@ fn due(state: &State, last: Option<&Attempt>) -> bool {
     }
     match (last, trained_through_ms) {
         (Some(last), _) => {
-            Instant::now() >= last.next_at && store.counts().1 >= last.clean + MIN_HOLDOUT as u64
+            Instant::now() >= last.next_at && store.counts().clean >= last.clean + MIN_HOLDOUT as u64
         }
         // The first since the start, with a model from before: something must be new to it.
         (None, Some(through_ms)) => store.newer_than(through_ms) >= MIN_HOLDOUT,

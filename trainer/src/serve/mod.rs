@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use thiserror::Error;
@@ -24,11 +24,13 @@ use tokio_stream::wrappers::TcpListenerStream;
 use self::status::{FitStatus, Pending};
 use crate::export::now_ms;
 use crate::fit::FitOptions;
+use crate::ingest::limits::Limits;
 use crate::metrics::Metrics;
 use crate::publish::nodes::Nodes;
 use crate::publish::xds::{Ecds, ExtensionConfigDiscoveryServiceServer};
 use crate::publish::{Publications, Template, file};
 use crate::registry::{Registry, RegistryError, check_folder};
+use crate::store::sync::Progress;
 use crate::store::{Bounds, Store, StoreError};
 use crate::xgb::Xgboost;
 
@@ -58,6 +60,8 @@ pub struct ServeOptions {
     pub hold: bool,
     /// Bounds of the sample store.
     pub bounds: Bounds,
+    /// Samples taken a second, over all senders.
+    pub max_samples_per_s: u32,
     /// How to fit.
     pub fit: FitOptions,
 }
@@ -111,6 +115,10 @@ pub struct State {
     pub(crate) min_samples: usize,
     pub(crate) refit_interval: Duration,
     pub(crate) fit_options: FitOptions,
+    pub(crate) limits: Limits,
+    /// How far the disk is, without the store's lock.
+    pub(crate) progress: watch::Receiver<Progress>,
+    started: Instant,
     store: Mutex<Store>,
     registry: Mutex<Registry>,
     fits: Mutex<FitStatus>,
@@ -146,8 +154,7 @@ impl State {
         metrics.model_bytes.set(onnx.map_or(0, |onnx| i64::try_from(onnx.len()).unwrap_or(i64::MAX)));
         metrics.held.set(options.hold.into());
         metrics.window.set(i64::try_from(store.window_len()).unwrap_or(i64::MAX));
-        let (samples, clean, unreadable) = store.counts();
-        tracing::info!(samples, clean, unreadable, generation, "data read");
+        tracing::info!(counts = ?store.counts(), generation, "data read");
         Ok(Self {
             xgboost,
             template: options.template.clone(),
@@ -155,6 +162,9 @@ impl State {
             min_samples: options.min_samples,
             refit_interval: options.refit_interval,
             fit_options: options.fit.clone(),
+            limits: Limits::new(options.max_samples_per_s),
+            progress: store.progress(),
+            started: Instant::now(),
             store: Mutex::new(store),
             registry: Mutex::new(registry),
             fits: Mutex::default(),
@@ -168,6 +178,11 @@ impl State {
             metrics,
             stop: watch::Sender::new(false),
         })
+    }
+
+    /// Microseconds since the start.
+    pub(crate) fn clock_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {

@@ -1,5 +1,7 @@
 //! What `GET /v1/status` answers.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::State;
@@ -8,6 +10,8 @@ use crate::gate::Verdict;
 use crate::live::LiveReport;
 use crate::parity::ParityReport;
 use crate::publish::nodes::NodeStatus;
+use crate::store::Counts;
+use crate::store::training::Filling;
 
 /// How a fit ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -92,6 +96,25 @@ pub struct XdsStatus {
     pub clients: Vec<NodeStatus>,
 }
 
+/// The sample store.
+#[derive(Debug, Serialize)]
+pub struct StoreStatus {
+    /// Bytes of all segments.
+    pub bytes: u64,
+    /// Samples that were not believed.
+    pub quarantined: u64,
+    /// Samples that teach nothing, by reason.
+    pub unclean: BTreeMap<&'static str, u64>,
+    /// Records cut off by a crash.
+    pub torn: u64,
+    /// Records with a wrong checksum.
+    pub damaged: u64,
+    /// Records of earlier starts that would not be accepted now, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// How the training set is filled.
+    pub training: Filling,
+}
+
 /// The whole status.
 #[derive(Debug, Serialize)]
 pub struct Status {
@@ -103,6 +126,8 @@ pub struct Status {
     pub samples: u64,
     /// Samples among them that a model may learn from.
     pub clean_samples: u64,
+    /// What else became of samples: not believed, teaching nothing by reason, lost on disk.
+    pub store: StoreStatus,
     /// Lines rejected since the start.
     pub rejected: u64,
     /// Samples dropped since the start because their id was known.
@@ -129,17 +154,20 @@ impl Status {
     /// The status now.
     #[must_use]
     pub fn of(state: &State) -> Self {
-        let ((samples, clean_samples, _), window_samples, live) = {
+        let (counts, bytes, training, window_samples, live) = {
             let store = state.store();
-            (store.counts(), store.window_len(), store.live().report())
+            let (bytes, training) = (store.bytes(), store.filling());
+            (store.counts().clone(), bytes, training, store.window_len(), store.live().report())
         };
+        let Counts { samples, clean, quarantined, unclean, torn, damaged, refused } = counts;
         let model_id = state.registry().current().map(|(version, _)| version.model_id.clone());
         let FitStatus { fits, published, last } = state.fits().clone();
         Self {
             held: state.held(),
             pending: state.pending().is_some(),
             samples,
-            clean_samples,
+            clean_samples: clean,
+            store: StoreStatus { bytes, quarantined, unclean, torn, damaged, refused, training },
             rejected: state.rejected.load(std::sync::atomic::Ordering::Relaxed),
             duplicates: state.duplicates.load(std::sync::atomic::Ordering::Relaxed),
             window_samples,

@@ -3,6 +3,8 @@
 //! A filter that runs in a proxy must never be made to resend a batch because of one line, so a bad line costs
 //! that line and a reason. Everything is bounded: body, inflated body, lines, length of a line.
 
+pub mod limits;
+
 use std::io::Read;
 
 use foretoken_core::features::{COLUMNS, COUNT, Column, SCHEMA_ID};
