@@ -142,7 +142,7 @@ pub struct TelemetryConfig {
     pub timeout_ms: u32,
     /// Telemetry older than this counts as unknown.
     pub stale_after_ms: u32,
-    /// Engine dialect (`vllm`, `llama_cpp`); detected from the page when absent.
+    /// Whose metric names the page uses; detected from the page when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dialect: Option<crate::telemetry::Dialect>,
     /// Envoy cluster to scrape through, one that obeys the pick header; `cluster` when absent. With pick form

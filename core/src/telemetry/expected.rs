@@ -33,6 +33,54 @@ pub(super) const VLLM: [Expected; 6] = [
     expect("vllm:generation_tokens_total", VLLM_STATS),
 ];
 
+const SGLANG_METRICS: &str = "start SGLang with --enable-metrics";
+
+/// SGLang's.
+pub(super) const SGLANG: [Expected; 5] = [
+    expect("sglang:num_running_reqs", SGLANG_METRICS),
+    expect("sglang:num_queue_reqs", SGLANG_METRICS),
+    expect("sglang:token_usage", SGLANG_METRICS),
+    expect(
+        "sglang:max_total_num_tokens",
+        "use an SGLang that tells its KV cache's size, or set prefix.default_capacity_tokens",
+    ),
+    expect(
+        "sglang:prefill_effective_tokens_total",
+        "use an SGLang that counts prefilled, cached and decoded tokens",
+    ),
+];
+
+/// Text Generation Inference's.
+pub(super) const TGI: [Expected; 2] = [
+    expect("tgi_queue_size", "set telemetry.path to the router's page"),
+    expect("tgi_batch_current_size", "set telemetry.path to the router's page"),
+];
+
+const TRTLLM_ITERATIONS: &str = "set enable_iter_perf_stats: true in trtllm-serve's configuration";
+
+/// trtllm-serve's.
+pub(super) const TRTLLM_SERVE: [Expected; 6] = [
+    expect("trtllm_num_requests_running", TRTLLM_ITERATIONS),
+    expect("trtllm_num_requests_waiting", TRTLLM_ITERATIONS),
+    expect("trtllm_kv_cache_utilization", TRTLLM_ITERATIONS),
+    expect("trtllm_kv_cache_max_blocks", TRTLLM_ITERATIONS),
+    expect("trtllm_kv_cache_tokens_per_block", TRTLLM_ITERATIONS),
+    expect(
+        "trtllm_prompt_cached_tokens_total",
+        "set return_perf_metrics: true in trtllm-serve's configuration, and use a version that counts cached tokens",
+    ),
+];
+
+const TRITON_VERSION: &str = "use a TensorRT-LLM backend that tells it";
+
+/// Triton's, with the TensorRT-LLM backend.
+pub(super) const TRITON_TRTLLM: [Expected; 4] = [
+    expect("nv_trt_llm_request_metrics{request_type=scheduled}", TRITON_VERSION),
+    expect("nv_trt_llm_request_metrics{request_type=waiting}", TRITON_VERSION),
+    expect("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}", TRITON_VERSION),
+    expect("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}", TRITON_VERSION),
+];
+
 /// llama.cpp's.
 pub(super) const LLAMA_CPP: [Expected; 4] = [
     expect("llamacpp:requests_processing", "start llama-server with --metrics"),
@@ -46,6 +94,10 @@ pub(super) const LLAMA_CPP: [Expected; 4] = [
 pub fn expected(dialect: Dialect) -> &'static [Expected] {
     match dialect {
         Dialect::Vllm => &VLLM,
+        Dialect::Sglang => &SGLANG,
+        Dialect::Tgi => &TGI,
+        Dialect::TrtllmServe => &TRTLLM_SERVE,
+        Dialect::TritonTrtllm => &TRITON_TRTLLM,
         Dialect::LlamaCpp => &LLAMA_CPP,
     }
 }

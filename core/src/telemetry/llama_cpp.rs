@@ -9,7 +9,6 @@ use super::expected::Missing;
 use super::gather::Gathered;
 use super::text::Series;
 use super::{Dialect, Scrape, TelemetryError};
-use crate::num::f32_of_f64;
 
 pub(super) const PREFIX: &[u8] = b"llamacpp:";
 
@@ -45,9 +44,9 @@ impl LlamaCpp {
             return Err(TelemetryError::Missing("llamacpp:requests_processing"));
         }
         Ok(Scrape {
-            waiting_requests: f32_of_f64(self.deferred.0.max(0.0)),
-            running_requests: f32_of_f64(self.processing.0.max(0.0)),
-            kv_usage: f32_of_f64(self.kv_usage.0.clamp(0.0, 1.0)),
+            waiting_requests: self.deferred.count(),
+            running_requests: self.processing.count(),
+            kv_usage: self.kv_usage.share(),
             // Unknown without the count of cached tokens, which older servers lack.
             prefix_query_tokens: self.processed_tokens.0 + self.cached_tokens.0,
             prefix_hit_tokens: self.cached_tokens.0,

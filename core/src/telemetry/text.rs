@@ -4,6 +4,8 @@
 //! with a timestamp or an exemplar after it that are not looked at. A line that is not of that form is
 //! skipped: half a page is better than none, and what is needed and missing shows by its absence.
 
+use super::scan;
+
 /// Lines read of one page. Pages of engines have 20 to 700; ranks and LoRA adapters multiply them.
 const MAX_LINES: usize = 50_000;
 /// A longer line is skipped. The longest in use, vLLM's `cache_config_info`, has about 1,200 bytes.
@@ -22,7 +24,25 @@ pub(super) struct Series<'a> {
 
 /// The sample lines of a page.
 pub(super) fn series(page: &[u8]) -> impl Iterator<Item = Series<'_>> {
-    page.split(|byte| *byte == b'\n').take(MAX_LINES).filter_map(Series::of_line)
+    Lines { rest: page }.take(MAX_LINES).filter_map(Series::of_line)
+}
+
+/// The lines of a page.
+struct Lines<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Lines<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (line, rest) = self.rest.split_at_checked(scan::newline(self.rest).unwrap_or(self.rest.len()))?;
+        self.rest = rest.get(1..).unwrap_or_default();
+        Some(line)
+    }
 }
 
 impl<'a> Series<'a> {
@@ -31,8 +51,7 @@ impl<'a> Series<'a> {
         if line.len() > MAX_LINE_BYTES || line.starts_with(b"#") {
             return None;
         }
-        let end = line.iter().position(|byte| matches!(byte, b'{' | b' ' | b'\t'))?;
-        let (name, rest) = line.split_at_checked(end)?;
+        let (name, rest) = line.split_at_checked(scan::name_end(line)?)?;
         (!name.is_empty()).then_some(Self { name, rest: rest.trim_ascii_start() })
     }
 

@@ -12,6 +12,9 @@
 //! vLLM counts a look-up in its prefix cache when a request is scheduled for the first time. Look-ups less hits
 //! are the prompt tokens that it writes to the cache, whether it computes them or a connector brings them from
 //! another tier. With the cache turned off nothing is looked up, and all prompt tokens are computed.
+//!
+//! The tier in host memory is that of the offloading connector (`kv_offload_cpu_…`, from
+//! `vllm/v1/kv_offload/cpu/common.py`); before v1, blocks swapped to the CPU.
 
 use super::adapters::Adapters;
 use super::expected::Missing;
@@ -41,7 +44,7 @@ pub(super) struct Vllm {
     preemptions: Gathered,
     capacity_tokens: Gathered,
     block_tokens: Gathered,
-    host_blocks: Gathered,
+    host_tokens: Gathered,
     host_usage: Gathered,
     lora: Lora,
 }
@@ -86,7 +89,11 @@ impl Vllm {
             b"num_preemptions_total" | b"num_preemptions" => &mut self.preemptions,
             b"kv_cache_usage_perc" => return self.kv_usage.raise_series(series),
             b"gpu_cache_usage_perc" => return self.old_kv_usage.raise_series(series),
-            b"cpu_cache_usage_perc" => return self.host_usage.raise_series(series),
+            b"kv_offload_cpu_cache_usage_perc" | b"cpu_cache_usage_perc" => {
+                return self.host_usage.raise_series(series);
+            }
+            b"kv_offload_cpu_capacity_tokens" => &mut self.host_tokens,
+            b"kv_offload_cpu_config_info" => return self.take_host(series),
             b"cache_config_info" => return self.take_cache(series),
             b"lora_requests_info" => return self.lora.take(series),
             _ => return,
@@ -112,7 +119,16 @@ impl Vllm {
         }
         self.capacity_tokens.add(if size.is_nan() { blocks * block_size } else { size });
         self.block_tokens.raise(block_size);
-        self.host_blocks.add(host);
+        self.host_tokens.add(host * block_size);
+    }
+
+    /// Size of the tier in host memory, from the labels that carry its configuration.
+    fn take_host(&mut self, series: &Series<'_>) {
+        for label in series.labels() {
+            if label.name == b"capacity_tokens" {
+                self.host_tokens.add(label.number().unwrap_or(f64::NAN));
+            }
+        }
     }
 
     /// What the page said.
@@ -128,16 +144,16 @@ impl Vllm {
             (self.queries.0, self.hits.0)
         };
         // Each of the two only grows, so the larger of them does too. `max` prefers a number to NaN.
-        let prompt_computed =
-            (queries - hits).max(self.prompt_tokens.0 - self.prompt_tokens_cached.0.max(0.0));
+        let cached = self.prompt_tokens_cached.or(Gathered(hits));
+        let prompt_computed = (queries - hits).max(self.prompt_tokens.0 - cached.0);
         Ok(Scrape {
-            waiting_requests: f32_of_f64(waiting.0.max(0.0)),
-            running_requests: f32_of_f64(self.running.0.max(0.0)),
-            kv_usage: f32_of_f64(kv_usage.0.clamp(0.0, 1.0)),
-            kv_capacity_tokens: f32_of_f64(self.capacity_tokens.0),
-            block_tokens: f32_of_f64(self.block_tokens.0),
-            host_kv_capacity_tokens: f32_of_f64(self.host_blocks.0 * self.block_tokens.0),
-            host_kv_usage: f32_of_f64(self.host_usage.0.clamp(0.0, 1.0)),
+            waiting_requests: waiting.count(),
+            running_requests: self.running.count(),
+            kv_usage: kv_usage.share(),
+            kv_capacity_tokens: self.capacity_tokens.size(),
+            block_tokens: self.block_tokens.size(),
+            host_kv_capacity_tokens: self.host_tokens.size(),
+            host_kv_usage: self.host_usage.share(),
             prefix_query_tokens: queries,
             prefix_hit_tokens: hits,
             host_hit_tokens: self.external_hits.0,
