@@ -136,8 +136,10 @@ impl Default for RequestConfig {
 pub struct TelemetryConfig {
     /// Path of the metrics page.
     pub path: String,
-    /// Time between two scrapes of a pod.
+    /// Time between two scrapes of a pod at which requests are in flight.
     pub interval_ms: u32,
+    /// Time between two scrapes of an idle pod. At least `interval_ms` and at most half of `stale_after_ms` apply.
+    pub idle_interval_ms: u32,
     /// A scrape that takes longer is given up.
     pub timeout_ms: u32,
     /// Telemetry older than this counts as unknown.
@@ -149,6 +151,14 @@ pub struct TelemetryConfig {
     /// `stateful_session` the pods' own cluster does not obey it, so without this no pod is scraped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
+    /// Port of the metrics pages where it is not the pods' own (Triton's is 8002). Needs `cluster`: one that knows
+    /// the pods under that port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Take the load reports that responses carry (ORCA).
+    pub orca: bool,
+    /// Ask the pods for them, with every request.
+    pub orca_request: bool,
 }
 
 impl Default for TelemetryConfig {
@@ -156,10 +166,14 @@ impl Default for TelemetryConfig {
         Self {
             path: "/metrics".to_owned(),
             interval_ms: 200,
+            idle_interval_ms: 1000,
             timeout_ms: 1000,
             stale_after_ms: 5000,
             dialect: None,
             cluster: None,
+            port: None,
+            orca: true,
+            orca_request: false,
         }
     }
 }
@@ -339,6 +353,7 @@ impl Config {
             ("endpoints.refresh_ms", self.endpoints.refresh_ms, 100, 600_000, "use 100 to 600000"),
             ("request.max_body_bytes", self.request.max_body_bytes, 1024, 64 << 20, "use 1024 to 67108864"),
             ("telemetry.interval_ms", self.telemetry.interval_ms, 20, 60_000, "use 20 to 60000"),
+            ("telemetry.idle_interval_ms", self.telemetry.idle_interval_ms, 20, 600_000, "use 20 to 600000"),
             ("telemetry.timeout_ms", self.telemetry.timeout_ms, 10, 60_000, "use 10 to 60000"),
             ("telemetry.stale_after_ms", self.telemetry.stale_after_ms, 50, 600_000, "use 50 to 600000"),
             ("samples.batch", self.samples.batch, 1, 4096, "use 1 to 4096"),
@@ -381,6 +396,15 @@ impl Config {
                 return fail(field, format!("{value:?}"), "start it with a slash and use visible ASCII");
             }
         }
+        if let Some(port) = self.telemetry.port
+            && (port == 0 || self.telemetry.cluster.is_none())
+        {
+            return fail(
+                "telemetry.port",
+                port.to_string(),
+                "use 1 to 65535, and name in `telemetry.cluster` a cluster that knows the pods under that port",
+            );
+        }
         if !self.samples.token.bytes().all(|b| b.is_ascii_graphic()) {
             return fail(
                 "samples.token",
@@ -415,6 +439,23 @@ mod tests {
         let text = br#"{"cluster":"pods","endpoints":{"addresses":["127.0.0.1:8000"]},"pick":{"count":0}}"#;
         let error = Config::from_json(text).unwrap_err().to_string();
         assert!(error.contains("pick.count") && error.contains("1 to 8"), "{error}");
+    }
+
+    #[test]
+    fn pages_on_another_port_need_a_cluster_that_knows_it() {
+        let with = |telemetry: &str| {
+            Config::from_json(
+                format!(
+                    r#"{{"cluster":"pods","endpoints":{{"admin_cluster":"a"}},"telemetry":{{{telemetry}}}}}"#
+                )
+                .as_bytes(),
+            )
+        };
+        assert_eq!(with(r#""port":8002,"cluster":"metrics""#).unwrap().telemetry.port, Some(8002));
+        for bad in [r#""port":8002"#, r#""port":0,"cluster":"metrics""#] {
+            let error = with(bad).unwrap_err().to_string();
+            assert!(error.contains("telemetry.port") && error.contains("telemetry.cluster"), "{error}");
+        }
     }
 
     #[test]

@@ -71,6 +71,8 @@ metrics! {
     ModelsRefused Counter "foretoken_models_refused_total" "" "Configurations refused for their model.";
     Scrapes Counter "foretoken_scrapes_total" "" "Metrics pages of pods that were read.";
     ScrapeFailures Counter "foretoken_scrape_failures_total" "" "Scrapes that gave no usable page.";
+    TelemetryMissing(Series) Counter "foretoken_telemetry_missing_total" "series" "Pods whose metrics page lacks a series that it should have, by series; Envoy's log has pod and fix.";
+    LoadReports Counter "foretoken_load_reports_total" "" "Responses that told their pod's load (ORCA).";
     ListingFailures Counter "foretoken_listing_failures_total" "" "Admin listings that gave no usable list of pods; the last one stays in use.";
     DecisionUs Histogram "foretoken_decision_us" "" "Microseconds from a request that has been read to its pick: the other workers' news, features, predictions, costs.";
     BodyUs Histogram "foretoken_body_us" "" "Microseconds to take and read a request's body.";
@@ -83,6 +85,10 @@ metrics! {
 /// A VM's seat number, as a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u8);
+
+/// A series of an engine, as a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Series(pub &'static str);
 
 /// A label's value as text.
 trait Label {
@@ -98,6 +104,13 @@ impl Label for Rung {
 impl Label for Reason {
     fn label(self) -> String {
         self.name().to_owned()
+    }
+}
+
+impl Label for Series {
+    fn label(self) -> String {
+        // What a series' own labels are written with would end this one.
+        self.0.replace(['{', '='], "_").replace('}', "")
     }
 }
 
@@ -153,6 +166,10 @@ mod tests {
         assert_eq!(Metric::Fallback(Reason::NoModel).name(), "foretoken_fallback_total;reason=no_model");
         assert_eq!(Metric::ModelGeneration(Slot(3)).name(), "foretoken_model_generation;worker=3");
         assert_eq!(Metric::Requests.name(), "foretoken_requests_total");
+        assert_eq!(
+            Metric::TelemetryMissing(Series("a:b{kind=waiting}")).name(),
+            "foretoken_telemetry_missing_total;series=a:b_kind_waiting"
+        );
     }
 
     #[test]

@@ -23,6 +23,9 @@ use crate::vm::{SharedState, Vm};
 const MIN_TICK_MS: u32 = 20;
 const MAX_TICK_MS: u32 = 50;
 
+/// Scrapes happen at ticks; so many of them in an interval spread the pods over it.
+const TICKS_PER_INTERVAL: u32 = 5;
+
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
@@ -87,7 +90,7 @@ impl Root {
                 Some((tag, model))
             }
         };
-        let tick_ms = config.telemetry.interval_ms.clamp(MIN_TICK_MS, MAX_TICK_MS);
+        let tick_ms = (config.telemetry.interval_ms / TICKS_PER_INTERVAL).clamp(MIN_TICK_MS, MAX_TICK_MS);
         host.set_tick_period(tick_ms)?;
         let loaded = Loaded { config: Arc::new(config), model };
         let state = existing.unwrap_or_else(|| {

@@ -16,7 +16,8 @@ use hashbrown::HashMap;
 use crate::host::{Buffer, Callout, Headers, Host, HostError};
 use crate::keys::Keys;
 use crate::lease::Lease;
-use crate::metrics::{Metric, Metrics, Slot};
+use crate::metrics::{Metric, Metrics, Series, Slot};
+use crate::poll::busy::Busy;
 use crate::poll::{self, Ask, Poller};
 use crate::samples::{Batch, Samples};
 use crate::slots::Slots;
@@ -91,6 +92,7 @@ pub struct State {
     slots: Slots,
     lease: Lease,
     poller: Option<Poller>,
+    busy: Busy,
     fleet_version: Option<(u64, u64)>,
     samples: Samples,
     calls: HashMap<u32, Call>,
@@ -117,6 +119,7 @@ impl State {
             slots: Slots::default(),
             lease: Lease::new(incarnation, host.now_us()),
             poller: None,
+            busy: Busy::default(),
             fleet_version: None,
             samples: Samples::default(),
             calls: HashMap::new(),
@@ -320,12 +323,20 @@ impl State {
                 self.complain(&error, now_us);
             }
         }
+        if let Some(poller) = &mut self.poller {
+            let slots = self.slots.own().into_iter().chain(self.slots.peers());
+            poller.set_busy(self.busy.pods(slots, |key| host.shared(key).ok().map(|(blob, _)| blob), now_us));
+        }
+        self.ask_what_is_due(host, metrics, now_us);
+        self.share_fleet(host, metrics, now_us);
+    }
+
+    fn ask_what_is_due(&mut self, host: &dyn Host, metrics: &Metrics, now_us: u64) {
         let config = Arc::clone(&self.loaded.config);
         let asks = self.poller.as_mut().map(|poller| poller.due(&config, now_us)).unwrap_or_default();
         for ask in asks {
             self.ask(host, metrics, &config, ask, now_us);
         }
-        self.share_fleet(host, metrics, now_us);
     }
 
     fn ask(&mut self, host: &dyn Host, metrics: &Metrics, config: &Config, ask: Ask, now_us: u64) {
@@ -348,6 +359,7 @@ impl State {
                 }
             }
             Ask::Page { key, address } => {
+                let address = poll::page_address(config, &address);
                 let headers = [
                     (":method", "GET"),
                     (":path", config.telemetry.path.as_str()),
@@ -368,6 +380,9 @@ impl State {
         let Some(poller) = &mut self.poller else { return };
         let read = poller.page(&self.loaded.config, key, status, body, now_us);
         metrics.add(host, if read { Metric::Scrapes } else { Metric::ScrapeFailures }, 1);
+        for series in poller.take_missing() {
+            metrics.add(host, Metric::TelemetryMissing(Series(series)), 1);
+        }
     }
 
     fn share_fleet(&mut self, host: &dyn Host, metrics: &Metrics, now_us: u64) {
@@ -441,7 +456,12 @@ impl State {
                     metrics.add(host, Metric::ListingFailures, 1);
                 }
             }
-            Purpose::Page(key) => self.page(host, metrics, key, status, &body(poll::MAX_PAGE_BYTES), now_us),
+            Purpose::Page(key) => {
+                self.page(host, metrics, key, status, &body(poll::MAX_PAGE_BYTES), now_us);
+                if self.poller.as_ref().is_some_and(Poller::is_behind) {
+                    self.ask_what_is_due(host, metrics, now_us);
+                }
+            }
             Purpose::Samples(batch) => {
                 self.settle_samples(host, metrics, batch, status, now_us);
                 self.send_samples(host, metrics, now_us);

@@ -9,19 +9,20 @@
 //! `override_host` policy that follows the pick does not look at it.
 //!
 //! * [`admin`]: the admin listing. * [`Poller`]: what is due, what came back.
+//! * `pages`: when a pod's page is due. * [`busy`]: at which pods requests are in flight.
 
 pub mod admin;
+pub mod busy;
+mod pages;
 
 use foretoken_core::codec::{Reader, Writer};
 use foretoken_core::config::{Config, PickForm};
 use foretoken_core::fleet::{Fleet, MAX_PODS};
 use foretoken_core::hash::pod_key;
-use foretoken_core::num::{f64_of_u64, u64_of_f64};
 use foretoken_core::telemetry::read_metrics;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
-/// Scrapes sent in one tick; the most overdue pods come first.
-const MAX_SCRAPES_PER_TICK: usize = 256;
+use pages::PodPoll;
 
 /// A pod whose connection was refused this often in a row is taken to be down: with fixed addresses nothing
 /// else says so, and Envoy's own health checks need longer.
@@ -53,14 +54,6 @@ pub enum Ask {
     },
 }
 
-#[derive(Debug, Default)]
-struct PodPoll {
-    due_us: u64,
-    asked_us: Option<u64>,
-    failures: u32,
-    complained: bool,
-}
-
 /// The lease holder's work.
 #[derive(Debug, Default)]
 pub struct Poller {
@@ -75,6 +68,11 @@ pub struct Poller {
     written_us: u64,
     version: u64,
     random: u64,
+    /// Pods at which requests of this Envoy are in flight.
+    busy: HashSet<u64>,
+    behind: bool,
+    /// Series found missing that nobody was told of yet.
+    missing: Vec<&'static str>,
 }
 
 /// The cluster to scrape through; `None` when none would obey the pick header.
@@ -84,6 +82,15 @@ pub fn scrape_cluster(config: &Config) -> Option<&str> {
         (Some(cluster), _) => Some(cluster),
         (None, PickForm::List) => Some(&config.cluster),
         (None, PickForm::StatefulSession) => None,
+    }
+}
+
+/// Where a pod's page is: `ip:port`, with the port of the pages where that is another one.
+#[must_use]
+pub fn page_address(config: &Config, address: &str) -> String {
+    match (config.telemetry.port, address.rsplit_once(':')) {
+        (Some(port), Some((host, _))) => format!("{host}:{port}"),
+        _ => address.to_owned(),
     }
 }
 
@@ -137,36 +144,9 @@ impl Poller {
             );
         }
         if scrape_cluster(config).is_some() {
-            self.due_pages(config, now_us, &mut asks);
+            self.due_pages(&config.telemetry, now_us, &mut asks);
         }
         asks
-    }
-
-    fn due_pages(&mut self, config: &Config, now_us: u64, asks: &mut Vec<Ask>) {
-        let interval_us = u64::from(config.telemetry.interval_ms) * 1000;
-        let lost_us = u64::from(config.telemetry.timeout_ms) * 2000;
-        let mut due = Vec::new();
-        for pod in self.fleet.pods() {
-            let poll = self.polls.entry(pod.key).or_default();
-            let waiting = poll.asked_us.is_some_and(|asked_us| asked_us + lost_us > now_us);
-            if !waiting && poll.due_us <= now_us {
-                due.push((poll.due_us, pod.key));
-            }
-        }
-        due.sort_unstable();
-        for (due_us, key) in due.into_iter().take(MAX_SCRAPES_PER_TICK) {
-            let (Some(pod), Some(poll)) = (self.fleet.find(key), self.polls.get_mut(&key)) else { continue };
-            poll.asked_us = Some(now_us);
-            // A pod that is new is asked at once, and from then on at its own moment in the interval, so that the
-            // pods are not all asked together.
-            poll.due_us = if due_us == 0 {
-                now_us + interval_us / 2 + share(&mut self.random, interval_us / 2)
-            } else {
-                // Ticks are coarser than intervals may be: keep the rhythm, but never run after lost beats.
-                (due_us + interval_us).max(now_us + interval_us / 2)
-            };
-            asks.push(Ask::Page { key, address: pod.address.clone() });
-        }
     }
 
     fn set_members(&mut self, members: Vec<(String, bool)>) {
@@ -256,6 +236,7 @@ impl Poller {
         if let Some(poll) = self.polls.get_mut(&key) {
             poll.complained = false;
         }
+        self.note_missing(key, &scrape, &config.telemetry.path);
         self.fleet.set_scrape(key, &scrape, now_us);
         self.dirty = true;
         true
@@ -283,14 +264,6 @@ impl Poller {
     pub fn not_shared(&mut self) {
         self.dirty = true;
     }
-}
-
-/// A random part of `whole`.
-fn share(random: &mut u64, whole: u64) -> u64 {
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    u64_of_f64(f64_of_u64(whole) * (f64_of_u64(*random >> 11) / f64_of_u64(1 << 53)))
 }
 
 #[cfg(test)]

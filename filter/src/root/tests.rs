@@ -167,3 +167,69 @@ fn a_callout_whose_root_went_away_is_written_off() {
     worker.answer(&again[0], 204, "");
     assert_eq!(worker.host.counter("foretoken_samples_sent_total"), 1);
 }
+
+const IDLE_PAGE: &str = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n\
+    vllm:prefix_cache_queries_total 0\nvllm:prefix_cache_hits_total 0\nvllm:generation_tokens_total 0\n";
+
+/// Scrapes of each pod in so many ticks, all answered with an idle page.
+fn scrapes(main: &mut Worker, ticks: u32) -> std::collections::HashMap<String, u32> {
+    let mut scrapes = std::collections::HashMap::new();
+    for _ in 0..ticks {
+        main.tick();
+        for call in main.calls_to("pods") {
+            *scrapes.entry(call.header(crate::testing::PICK).to_owned()).or_default() += 1;
+            main.answer(&call, 200, IDLE_PAGE);
+        }
+    }
+    scrapes
+}
+
+#[test]
+fn a_pod_with_requests_of_any_worker_in_flight_is_scraped_often_and_an_idle_one_seldom() {
+    let world = world();
+    let telemetry = config(r#","telemetry":{"interval_ms":100,"idle_interval_ms":1000}"#);
+    let mut main = Worker::new(&world, &telemetry);
+    let mut other = Worker::new(&world, &telemetry);
+    // 50 ms a tick: 10 s.
+    let idle = scrapes(&mut main, 200);
+    assert!(idle.values().all(|count| (9..=12).contains(count)), "{idle:?}");
+
+    let mut stream = other.send("hello", &[]);
+    let busy = other.picked().unwrap().split(',').next().unwrap().to_owned();
+    // The other worker lives as long as its ledger's heartbeat.
+    let mut counts = std::collections::HashMap::<String, u32>::new();
+    for _ in 0..20 {
+        other.root.tick();
+        for (pod, count) in scrapes(&mut main, 10) {
+            *counts.entry(pod).or_default() += count;
+        }
+    }
+    let idle_pod = if busy == "10.0.0.1:80" { "10.0.0.2:80" } else { "10.0.0.1:80" };
+    assert!(
+        (95..=105).contains(&counts[&busy]) && (9..=11).contains(&counts[idle_pod]),
+        "{busy}: {counts:?}"
+    );
+
+    other.answer_head(&mut stream, &busy, 1);
+    other.answer_part(&mut stream, crate::testing::ANSWER, true);
+    let idle = scrapes(&mut main, 200);
+    assert!(idle.values().all(|count| (9..=12).contains(count)), "{idle:?}");
+}
+
+#[test]
+fn a_series_that_a_pods_page_lacks_is_counted_once_for_each_pod() {
+    let mut main = Worker::new(&world(), &config(r#","telemetry":{"interval_ms":100}"#));
+    scrapes(&mut main, 200);
+    assert_eq!(main.host.counter("foretoken_telemetry_missing_total;series=vllm:cache_config_info"), 2);
+    assert_eq!(main.host.counter("foretoken_telemetry_missing_total;series=vllm:kv_cache_usage_perc"), 0);
+}
+
+#[test]
+fn pages_on_another_port_are_asked_for_there() {
+    let telemetry = r#","telemetry":{"port":8002,"cluster":"metrics","interval_ms":100}"#;
+    let worker = Worker::new(&world(), &config(telemetry));
+    let mut picks: Vec<String> =
+        worker.calls_to("metrics").iter().map(|call| call.header(crate::testing::PICK).to_owned()).collect();
+    picks.sort();
+    assert_eq!(picks, ["10.0.0.1:8002", "10.0.0.2:8002"]);
+}

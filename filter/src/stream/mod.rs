@@ -68,6 +68,7 @@ pub struct Stream {
     phase: Phase,
     started_us: u64,
     wants_explain: bool,
+    wants_load_report: bool,
     body_seen: bool,
 }
 
@@ -75,7 +76,15 @@ impl Stream {
     /// A request of a root with this state and configuration.
     #[must_use]
     pub fn new(vm: Rc<Vm>, routing: Option<(SharedState, Arc<Config>)>) -> Self {
-        Self { vm, routing, phase: Phase::Passing, started_us: 0, wants_explain: false, body_seen: false }
+        Self {
+            vm,
+            routing,
+            phase: Phase::Passing,
+            started_us: 0,
+            wants_explain: false,
+            wants_load_report: false,
+            body_seen: false,
+        }
     }
 
     /// Lets the request pass without a pick.

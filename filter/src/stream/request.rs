@@ -11,6 +11,7 @@ use foretoken_core::explain::explain;
 use foretoken_core::fallback::Reason;
 use foretoken_core::request::{Api, BlockOptions, RequestError, api_of_path, read_request};
 use foretoken_core::router::{Choice, Decision};
+use foretoken_core::telemetry::orca::FORMAT_HEADER;
 
 use super::{EXPLAIN_HEADER, Flow, OWN_PREFIX, Phase, Routed, Stream};
 use crate::host::pairs::pairs;
@@ -31,6 +32,7 @@ struct Head {
     content_length: Option<u64>,
     encoded: bool,
     wants_explain: bool,
+    wants_load_report: bool,
     /// Names of headers that only the filter may set.
     to_remove: Vec<String>,
 }
@@ -48,6 +50,7 @@ fn read_head(packed: &[u8], pick_header: &str) -> Head {
             b"content-encoding" => {
                 head.encoded |= !value.is_empty() && !value.eq_ignore_ascii_case(b"identity");
             }
+            _ if name == FORMAT_HEADER.as_bytes() => head.wants_load_report = true,
             _ if name == pick_header.as_bytes() || name.starts_with(OWN_PREFIX) => {
                 head.wants_explain |= name == EXPLAIN_HEADER.as_bytes() && value == b"1";
                 // Envoy's names are lower-case ASCII.
@@ -110,6 +113,7 @@ impl Stream {
         }
         let longest = u64::from(config.request.max_body_bytes);
         self.wants_explain = head.wants_explain && config.explain.allow;
+        self.wants_load_report = head.wants_load_report;
         match head.api {
             None => self.fall_back(Reason::UnknownPath),
             Some(_) if !head.is_post => self.fall_back(Reason::Method),
@@ -203,6 +207,9 @@ impl Stream {
             &config.pick.header,
             &pick_value(&decision.choices, config.pick.form),
         )?;
+        if config.telemetry.orca_request && !self.wants_load_report {
+            host.set_header(Headers::Request, FORMAT_HEADER, "TEXT")?;
+        }
         let (dispatch, segment) = state.router.dispatch(&decision, &request, self.started_us, decided_us);
         state.publish(host, segment, decided_us);
         if let Err(error) = host.set_property(LOG_PROPERTY, log_line(&decision).as_bytes()) {

@@ -9,6 +9,8 @@ use foretoken_core::response::BodyForm;
 use foretoken_core::response::{ResponseReader, form_of_content_type};
 use foretoken_core::router::Outcome;
 use foretoken_core::sample::{Ending, Sample};
+use foretoken_core::telemetry::LoadReport;
+use foretoken_core::telemetry::orca::{REPORT_HEADER, REPORT_HEADER_BINARY, read_report, read_report_binary};
 
 use super::{EXPLAIN_HEADER, Phase, Stream};
 use crate::host::{Buffer, Headers, Host};
@@ -35,6 +37,20 @@ fn client_is_gone(host: &dyn Host) -> bool {
             .is_some_and(|details| details.starts_with("downstream"))
 }
 
+/// The load report that the response carries, if it does. A client that did not ask for it does not get it: how the
+/// pods are loaded is nobody else's business. A header that cannot be removed harms nobody.
+fn take_load_report(host: &dyn Host, client_asked: bool) -> Option<LoadReport> {
+    let take = |name, read: fn(&[u8]) -> Option<LoadReport>| {
+        let value = host.header(Headers::Response, name).ok().flatten()?;
+        if !client_asked {
+            let _ = host.remove_header(Headers::Response, name);
+        }
+        read(&value)
+    };
+    let text = take(REPORT_HEADER, read_report);
+    take(REPORT_HEADER_BINARY, read_report_binary).or(text)
+}
+
 impl Stream {
     /// The response's headers came.
     pub fn response_headers(&mut self, end_of_stream: bool) {
@@ -56,8 +72,13 @@ impl Stream {
             .and_then(|attempts| u32::try_from(attempts).ok())
             .unwrap_or(0);
         let address = text_property(host, &["upstream", "address"]).filter(|address| !address.is_empty());
+        let report = config.telemetry.orca.then(|| take_load_report(host, self.wants_load_report)).flatten();
         if let (Some(address), Ok(mut state)) = (address, state.try_borrow_mut()) {
             state.router.served_by(&mut routed.dispatch, &address, now_us);
+            if let Some(report) = report {
+                state.router.note_load_report(&address, &report, now_us);
+                self.vm.metrics().add(host, Metric::LoadReports, 1);
+            }
         }
         if let Some(explain) = routed.explain.take()
             && let Err(error) = host.set_header(Headers::Response, EXPLAIN_HEADER, &explain)

@@ -350,3 +350,93 @@ fn the_keys_in_shared_data_are_a_fixed_set() {
     // lease, slots, fleet, ledger/0 and the ring.
     assert_eq!(keys.len(), 4 + rings, "{keys:?}");
 }
+
+const ASKS: &str = "endpoint-load-metrics-format";
+const REPORT: &str = "endpoint-load-metrics";
+
+/// Sends a request with these headers and answers it with a load report; the pod that answered.
+fn answered_with_report(worker: &Worker, more: &[(&str, &str)], report: &str) -> String {
+    let mut stream = worker.send("hello", more);
+    let pod = worker.picked().unwrap().split(',').next().unwrap().to_owned();
+    worker.host.set_headers(
+        Headers::Response,
+        &[(":status", "200"), ("content-type", "application/json"), (REPORT, report)],
+    );
+    worker.host.put_property(&["upstream", "address"], pod.as_bytes());
+    stream.response_headers(false);
+    pod
+}
+
+fn waiting_at(worker: &Worker, pod: &str) -> Option<f32> {
+    let state = worker.vm.state("foretoken/foretoken/pods").unwrap();
+    let state = state.borrow();
+    let pod = state.router.fleet().pods().iter().find(|found| found.address == pod)?;
+    pod.scrape.map(|scrape| scrape.waiting_requests)
+}
+
+#[test]
+fn a_load_report_is_taken_from_the_response_and_goes_no_further_unless_the_client_asked() {
+    let worker = Worker::new(&world(), &config(""));
+    let report = "TEXT named_metrics.kv_cache_usage_perc=0.5, named_metrics.num_requests_waiting=9";
+    let pod = answered_with_report(&worker, &[], report);
+    assert_eq!(waiting_at(&worker, &pod), Some(9.0));
+    assert_eq!(worker.host.header_text(Headers::Response, REPORT), None);
+    assert_eq!(worker.host.counter("foretoken_load_reports_total"), 1);
+
+    let pod = answered_with_report(&worker, &[(ASKS, "TEXT")], &report.replace('9', "4"));
+    assert_eq!(waiting_at(&worker, &pod), Some(4.0));
+    assert!(worker.host.header_text(Headers::Response, REPORT).is_some(), "the client asked for it");
+
+    answered_with_report(&worker, &[], "TEXT cpu_utilization=0.5");
+    assert_eq!(worker.host.counter("foretoken_load_reports_total"), 2);
+}
+
+#[test]
+fn reports_are_asked_for_and_taken_as_configured() {
+    let worker = Worker::new(&world(), &config(""));
+    worker.send("hello", &[]);
+    assert_eq!(worker.host.header_text(Headers::Request, ASKS), None);
+
+    let asking = Worker::new(&world(), &config(r#","telemetry":{"orca_request":true}"#));
+    asking.send("hello", &[]);
+    assert_eq!(asking.host.header_text(Headers::Request, ASKS).as_deref(), Some("TEXT"));
+    asking.send("hello", &[(ASKS, "JSON")]);
+    assert_eq!(asking.host.header_text(Headers::Request, ASKS).as_deref(), Some("JSON"), "the client's own");
+
+    let deaf = Worker::new(&world(), &config(r#","telemetry":{"orca":false}"#));
+    let pod = answered_with_report(&deaf, &[], "TEXT named_metrics.num_requests_waiting=9");
+    assert_eq!(waiting_at(&deaf, &pod), None);
+    assert!(deaf.host.header_text(Headers::Response, REPORT).is_some(), "what is not read is not touched");
+}
+
+#[test]
+fn a_report_stands_until_the_pods_next_page() {
+    let mut worker = Worker::new(&world(), &config(""));
+    let pages = worker.calls_to("pods");
+    let page = |waiting: u32| format!("vllm:num_requests_running 0\nvllm:num_requests_waiting {waiting}\n");
+    for call in &pages {
+        worker.answer(call, 200, &page(1));
+    }
+    worker.tick();
+    let pod = answered_with_report(&worker, &[], "TEXT named_metrics.num_requests_waiting=9");
+    assert_eq!(waiting_at(&worker, &pod), Some(9.0));
+    // Another pod's page makes a new table; what the response said is newer than this pod's page in it.
+    for _ in 0..30 {
+        worker.tick();
+        for call in worker.calls_to("pods") {
+            if call.header(PICK) != pod {
+                worker.answer(&call, 200, &page(2));
+            }
+        }
+    }
+    worker.send("hello", &[]);
+    assert_eq!(waiting_at(&worker, &pod), Some(9.0));
+    for _ in 0..60 {
+        worker.tick();
+        for call in worker.calls_to("pods") {
+            worker.answer(&call, 200, &page(3));
+        }
+    }
+    worker.send("hello", &[]);
+    assert_eq!(waiting_at(&worker, &pod), Some(3.0));
+}
