@@ -47,6 +47,7 @@ fn every_setting_is_documented_with_its_default() {
     let mut all = defaults.clone();
     all.telemetry.dialect = Some(Dialect::Vllm);
     all.telemetry.cluster = Some("scrape".to_owned());
+    all.telemetry.port = Some(8002);
     all.model = Some(ModelConfig { generation: 1, onnx_deflate_base64: String::new() });
 
     let defaults = fields(&defaults);
