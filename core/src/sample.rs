@@ -7,14 +7,16 @@
 use serde::{Deserialize, Serialize};
 
 /// How many output tokens there were, and who says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenSource {
     /// `usage` in the response.
     Usage,
     /// The engine's own `timings`.
     Timings,
-    /// Events that carried a token were counted.
+    /// Events that carried a token were counted: the client had not asked for usage. Such a sample has a TPOT only
+    /// where an event can be taken for a token ([`crate::response::EventCount::counts_tokens`]).
+    #[default]
     Events,
 }
 
@@ -65,10 +67,10 @@ pub struct Sample {
     /// Request's first header byte at Envoy to the first event that carries a token.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ttft_ms: Option<f32>,
-    /// (last token - first token) / (output tokens - 1); absent below two tokens.
+    /// (last token - first token) / (output tokens - 1); absent below two tokens, and where they were not counted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tpot_ms: Option<f32>,
-    /// First header byte to last token.
+    /// First header byte to last token; to the end of the body for an embedding, which has none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub e2e_ms: Option<f32>,
     /// Prompt tokens as the engine counted them; the estimate is in `features`.

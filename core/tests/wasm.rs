@@ -69,12 +69,14 @@ fn a_body_nested_too_deep_is_refused_within_the_stack() {
 }
 
 #[test]
-fn bytes_per_token_are_learned_to_the_same_value() {
+fn tokens_of_a_text_are_learned_to_the_same_value() {
+    let body = r#"{"messages":[{"role":"user","content":"fn f(x: u32) -> u32 {\n    x + 1 // \u4e2d\u6587 twelve\n}"}]}"#;
+    let prompt = read_request(Api::Chat, body.as_bytes(), BLOCKS).unwrap().prompt;
     let mut estimator = TokenEstimator::new();
-    for tokens in [100, 250, 90, 4000] {
-        estimator.observe(1, 300, tokens);
+    for tokens in [100, 30, 25, 40] {
+        estimator.observe(1, prompt.text_bytes, &prompt.shape, tokens);
     }
-    assert_eq!(estimator.bytes_per_token(1).to_bits(), 0x3fb4_104c);
+    assert_eq!(estimator.bytes_per_token(1).to_bits(), 0x4019_93dd);
 }
 
 #[test]

@@ -78,6 +78,7 @@ metrics! {
     BodyUs Histogram "foretoken_body_us" "" "Microseconds to take and read a request's body.";
     TtftMs Histogram "foretoken_ttft_ms" "" "Milliseconds from a request's headers to the first event with a token, streamed answers with status 200.";
     TpotMs Histogram "foretoken_tpot_ms" "" "Milliseconds per output token after the first, streamed answers with status 200.";
+    TokenEstimateErrorPermille Histogram "foretoken_token_estimate_error_permille" "" "How far the estimate of a prompt's tokens was off, in thousandths of the number that the engine then reported.";
     ModelGeneration(Slot) Gauge "foretoken_model_generation" "worker" "Generation of the model in use, one value per VM: each worker thread and the main thread. 0: no model, or the VM is gone.";
     Pods Gauge "foretoken_pods" "" "Candidate pods known, healthy or not.";
 }

@@ -1,21 +1,11 @@
-//! Pieces to the canonical prompt's length and chained block hashes, without building the prompt.
+//! Chained block hashes over a stream of slices.
 //!
 //! Block n's hash covers blocks 0 to n, so equal hashes mean equal prefixes, and a longer conversation has
-//! the hashes of the shorter one as its own first ones. The last, unfilled block is not hashed:
-//! its bytes change meaning with what follows.
+//! the hashes of the shorter one as its own first ones. The last, unfilled block is not hashed: its bytes change
+//! meaning with what follows. They are kept in a [`ChainTail`], from which the answer's blocks go on.
 
-use super::body::Body;
-use super::piece::Piece;
-use super::{BlockOptions, Prompt};
-use crate::{hash, num};
-
-/// Control characters stand between the pieces: JSON text holds them only when escaped, and chat hardly ever.
-const TOOLS: u8 = 0x01;
-const MESSAGE: u8 = 0x02;
-const CONTENT: u8 = 0x03;
-const NEXT_PROMPT: u8 = 0x04;
-const CALLS: u8 = 0x05;
-const MEDIA: u8 = 0x06;
+use super::BlockOptions;
+use crate::hash;
 
 /// Key of a model in tables and the seed of its block chains: the hash of its name.
 ///
@@ -25,56 +15,50 @@ pub fn model_key(model: &str) -> u64 {
     hash::chain(0x666f_7265_6d6f_6465, model.as_bytes())
 }
 
-/// Length and block hashes of a body's prompt.
-pub(super) fn hash_prompt(model: &str, body: &Body<'_>, options: BlockOptions) -> Prompt {
-    let seed = match &body.cache_salt {
-        Some(salt) => hash::chain(model_key(model), salt.as_bytes()),
-        None => model_key(model),
-    };
-    let mut hasher = BlockHasher::new(seed, options);
-    if let Some(tools) = body.tools {
-        hasher.write(&[TOOLS]);
-        hasher.write(tools.as_bytes());
-    }
-    for piece in &body.pieces {
-        match piece {
-            Piece::Message(role) => {
-                hasher.write(&[MESSAGE]);
-                hasher.write(role.as_bytes());
-                hasher.write(&[CONTENT]);
-            }
-            Piece::Text(text) => hasher.write(text.as_bytes()),
-            Piece::Json(calls) => {
-                hasher.write(&[CALLS]);
-                hasher.write(calls.as_bytes());
-            }
-            Piece::Media(digest) => {
-                hasher.write(&[MEDIA]);
-                hasher.write(&digest.to_le_bytes());
-            }
-            Piece::NextPrompt => hasher.write(&[NEXT_PROMPT]),
-            Piece::TokenIds(ids) => hasher.write(ids),
-        }
-    }
-    Prompt {
-        text_bytes: num::u32_of_usize(hasher.total_bytes),
-        exact_tokens: body.exact_tokens,
-        blocks: hasher.blocks,
-    }
+/// What an answer adds to its prompt in the next request of the conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Continues {
+    /// Nothing that is known: several prompts or answers, token ids, an embedding.
+    #[default]
+    Nothing,
+    /// Text right after the prompt's.
+    Text,
+    /// A message of the assistant.
+    Message,
+    /// More of the assistant's message that the prompt ended with.
+    InMessage,
+}
+
+/// Where a prompt's chain of blocks stands: what is needed to hash on from it.
+///
+/// At most one block of bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ChainTail {
+    /// Hash of the last full block, or the chain's seed.
+    pub(super) state: u64,
+    /// Bytes after the last full block.
+    pub(super) unfilled: Vec<u8>,
+    /// Bytes in one block.
+    pub(super) block_bytes: usize,
+    /// Blocks that may still follow within the prompt's bound.
+    pub(super) blocks_left: usize,
+    /// What the answer will be.
+    pub continues: Continues,
 }
 
 /// Hashes a stream of slices block by block; copies only what lies across two slices.
-struct BlockHasher {
+#[derive(Debug)]
+pub(crate) struct BlockHasher {
     state: u64,
     block_bytes: usize,
     max_blocks: usize,
     unfilled: Vec<u8>,
-    blocks: Vec<u64>,
-    total_bytes: usize,
+    pub(crate) blocks: Vec<u64>,
+    pub(super) total_bytes: usize,
 }
 
 impl BlockHasher {
-    fn new(seed: u64, options: BlockOptions) -> Self {
+    pub(super) fn new(seed: u64, options: BlockOptions) -> Self {
         Self {
             state: seed,
             block_bytes: usize::try_from(options.block_bytes.max(1)).unwrap_or(usize::MAX),
@@ -85,7 +69,19 @@ impl BlockHasher {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) {
+    /// A hasher of what follows a prompt; its blocks are those that come after the prompt's.
+    pub(super) fn resume(tail: ChainTail, max_blocks: usize) -> Self {
+        Self {
+            state: tail.state,
+            block_bytes: tail.block_bytes.max(1),
+            max_blocks: tail.blocks_left.min(max_blocks),
+            unfilled: tail.unfilled,
+            blocks: Vec::new(),
+            total_bytes: 0,
+        }
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) {
         self.total_bytes = self.total_bytes.saturating_add(bytes.len());
         let mut rest = bytes;
         while !rest.is_empty() && self.blocks.len() < self.max_blocks {
@@ -104,6 +100,19 @@ impl BlockHasher {
             }
             self.blocks.push(self.state);
         }
+    }
+
+    /// The blocks, and where their chain stands.
+    pub(super) fn into_blocks(self, continues: Continues) -> (Vec<u64>, ChainTail) {
+        let blocks_left = self.max_blocks.saturating_sub(self.blocks.len());
+        let tail = ChainTail {
+            state: self.state,
+            unfilled: self.unfilled,
+            block_bytes: self.block_bytes,
+            blocks_left,
+            continues,
+        };
+        (self.blocks, tail)
     }
 }
 
@@ -129,11 +138,31 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_goes_on_from_its_tail_as_if_it_had_never_stopped() {
+        let text: Vec<u8> = (0..1000u32).map(|i| (i % 251) as u8).collect();
+        let options = BlockOptions { block_bytes: 64, max_blocks: 12 };
+        let mut whole = BlockHasher::new(7, options);
+        whole.write(&text);
+        for at in 0..=text.len() {
+            let (head, tail) = text.split_at(at);
+            let mut first = BlockHasher::new(7, options);
+            first.write(head);
+            let (mut blocks, chain) = first.into_blocks(Continues::Text);
+            assert!(chain.unfilled.len() < 64);
+            let mut second = BlockHasher::resume(chain, usize::MAX);
+            second.write(tail);
+            blocks.extend(second.blocks);
+            assert_eq!(blocks, whole.blocks, "parted at {at}");
+        }
+    }
+
+    #[test]
     fn beyond_the_bound_bytes_are_counted_and_not_hashed() {
         let mut hasher = BlockHasher::new(7, BlockOptions { block_bytes: 10, max_blocks: 3 });
         hasher.write(&[1; 95]);
         assert_eq!((hasher.blocks.len(), hasher.total_bytes), (3, 95));
         assert!(hasher.unfilled.is_empty());
+        assert_eq!(hasher.into_blocks(Continues::Text).1.blocks_left, 0);
     }
 
     #[test]
@@ -141,5 +170,6 @@ mod tests {
         let mut hasher = BlockHasher::new(7, BlockOptions { block_bytes: 0, max_blocks: 3 });
         hasher.write(&[1; 95]);
         assert_eq!(hasher.blocks.len(), 3);
+        assert_eq!(BlockHasher::resume(ChainTail::default(), 9).blocks.len(), 0);
     }
 }

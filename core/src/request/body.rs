@@ -15,11 +15,12 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::messages::MessagesSeed;
+use super::messages::{Conversation, MessagesSeed, SystemSeed};
 use super::piece::{Piece, Text};
 use super::prompt::PromptSeed;
 use super::trail::Trail;
 use super::{Api, RequestError};
+use crate::hash;
 
 /// What is read of a body.
 #[derive(Debug, Default)]
@@ -33,8 +34,16 @@ pub(super) struct Body<'a> {
     pub(super) cache_salt: Option<Cow<'a, str>>,
     /// Raw JSON of `tools`, unless there are none.
     pub(super) tools: Option<&'a str>,
-    pub(super) pieces: Vec<Piece<'a>>,
+    /// The message before all others, where it is a field of its own.
+    pub(super) system: Vec<Piece<'a>>,
+    pub(super) conversation: Conversation<'a>,
     pub(super) exact_tokens: Option<u32>,
+    /// Digest of what stands before the prompt and only the engine knows.
+    pub(super) unseen: Option<u64>,
+    /// Whether the last message is to be continued rather than answered.
+    pub(super) continues_message: bool,
+    /// Whether the answer repeats the prompt.
+    pub(super) echo: bool,
 }
 
 /// Reads a body.
@@ -58,7 +67,12 @@ fn prompt_field(api: Api) -> (&'static str, &'static str) {
             "prompt",
             "a string, an array of strings, an array of token ids, or an array of arrays of token ids",
         ),
-        Api::Chat => ("messages", "an array of message objects"),
+        Api::Chat | Api::Messages => ("messages", "an array of message objects"),
+        Api::Responses => ("input", "a string or an array of input items"),
+        Api::Embeddings => (
+            "input",
+            "a string, an array of strings, an array of token ids, or an array of arrays of token ids",
+        ),
     }
 }
 
@@ -70,10 +84,19 @@ enum BodyKey {
     StreamOptions,
     MaxTokens,
     MaxCompletionTokens,
+    MaxOutputTokens,
     CacheSalt,
     Prompt,
     Messages,
+    Input,
+    System,
+    Instructions,
     Tools,
+    Functions,
+    PreviousResponseId,
+    Conversation,
+    ContinueFinalMessage,
+    Echo,
     #[serde(other)]
     Other,
 }
@@ -128,22 +151,59 @@ impl<'de> Visitor<'de> for BodyVisitor<'_> {
                     trail.at("cache_salt", "a string");
                     body.cache_salt = map.next_value::<Option<Text<'de>>>()?.map(|text| text.0);
                 }
-                (BodyKey::Prompt, Api::Completions) => {
+                (BodyKey::MaxOutputTokens, Api::Responses) => {
+                    trail.at("max_output_tokens", "a whole number");
+                    body.max_completion_tokens = map.next_value::<TokenBound>()?.0;
+                }
+                (BodyKey::Prompt, Api::Completions) | (BodyKey::Input, Api::Embeddings) => {
                     let (field, expected) = prompt_field(self.api);
                     trail.at(field, expected);
-                    (body.pieces, body.exact_tokens) = map.next_value_seed(PromptSeed { trail })?;
+                    (body.conversation.pieces, body.exact_tokens) =
+                        map.next_value_seed(PromptSeed { trail })?;
                     has_prompt = true;
                 }
-                (BodyKey::Messages, Api::Chat) => {
-                    let (field, expected) = prompt_field(self.api);
+                // Some engines embed conversations, too.
+                (BodyKey::Messages, Api::Chat | Api::Messages | Api::Embeddings)
+                | (BodyKey::Input, Api::Responses) => {
+                    let (field, expected) = match self.api {
+                        Api::Embeddings => prompt_field(Api::Chat),
+                        api => prompt_field(api),
+                    };
                     trail.at(field, expected);
-                    body.pieces = map.next_value_seed(MessagesSeed { trail })?;
+                    let text_is_message = self.api == Api::Responses;
+                    body.conversation = map.next_value_seed(MessagesSeed { trail, text_is_message })?;
+                    body.exact_tokens = None;
                     has_prompt = true;
                 }
-                (BodyKey::Tools, Api::Chat) => {
+                (BodyKey::System, Api::Messages) => {
+                    trail.at("system", "a string or an array of text blocks");
+                    body.system = map.next_value_seed(SystemSeed { trail })?;
+                }
+                (BodyKey::Instructions, Api::Responses) => {
+                    trail.at("instructions", "a string");
+                    body.system = map.next_value_seed(SystemSeed { trail })?;
+                }
+                (BodyKey::Tools, Api::Chat | Api::Responses | Api::Messages)
+                | (BodyKey::Functions, Api::Chat) => {
                     trail.at("tools", "an array");
-                    body.tools =
-                        map.next_value::<Option<&RawValue>>()?.map(RawValue::get).filter(|raw| *raw != "[]");
+                    let tools = map.next_value::<Option<&RawValue>>()?.map(RawValue::get);
+                    body.tools = tools.filter(|raw| *raw != "[]").or(body.tools);
+                }
+                // The engine keeps what these name, and puts it before the input.
+                (BodyKey::PreviousResponseId | BodyKey::Conversation | BodyKey::Prompt, Api::Responses) => {
+                    trail.at("previous_response_id", "a string or an object");
+                    let raw = map.next_value::<&RawValue>()?.get();
+                    if raw != "null" {
+                        body.unseen = Some(hash::chain(body.unseen.unwrap_or(0), raw.as_bytes()));
+                    }
+                }
+                (BodyKey::ContinueFinalMessage, Api::Chat) => {
+                    trail.at("continue_final_message", "true or false");
+                    body.continues_message = map.next_value::<Option<bool>>()?.unwrap_or(false);
+                }
+                (BodyKey::Echo, Api::Completions | Api::Chat) => {
+                    trail.at("echo", "true or false");
+                    body.echo = map.next_value::<Option<bool>>()?.unwrap_or(false);
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;

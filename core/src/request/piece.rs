@@ -20,10 +20,16 @@ pub(super) enum Piece<'a> {
     Message(Cow<'a, str>),
     /// Text of a message or a prompt.
     Text(Cow<'a, str>),
-    /// JSON that engines render into the prompt: a message's `tool_calls`.
-    Json(&'a str),
-    /// Digest of an image's, a video's or a sound's URL or data.
+    /// A call of the tool of this name.
+    Call(Cow<'a, str>),
+    /// The call's arguments: JSON, as text or as it stands in the body.
+    Arguments(Cow<'a, str>),
+    /// The result of a tool call follows, inside a message.
+    Result,
+    /// Digest of an image's, a video's, a sound's or a file's URL or data.
     Media(u64),
+    /// Digest of something whose content only the engine knows.
+    Opaque(u64),
     /// The next prompt of a batch starts.
     NextPrompt,
     /// Token ids, four little-endian bytes each.
@@ -45,7 +51,7 @@ pub(super) fn push_piece<'a, E: serde::de::Error>(
 }
 
 /// A string, borrowed unless it holds escapes.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -77,6 +83,7 @@ enum MediaKey {
     Data,
     FileData,
     FileId,
+    FileUrl,
     #[serde(other)]
     Other,
 }

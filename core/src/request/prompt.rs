@@ -1,4 +1,4 @@
-//! `prompt` of a completions request, in its four spellings.
+//! `prompt` of a completions request and `input` of an embeddings request, in their four spellings.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use super::trail::Trail;
 /// Stands between two lists of token ids in one batch; no vocabulary is that large.
 const BETWEEN_ID_LISTS: [u8; 4] = [0xff; 4];
 
-/// `prompt` of a completions request.
+/// `prompt` of a completions request, `input` of an embeddings request.
 pub(super) struct PromptSeed<'t> {
     pub(super) trail: &'t Trail,
 }

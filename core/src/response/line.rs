@@ -5,8 +5,9 @@
 //! copied, and of an overlong one only its head is kept. Bytes stay bytes: a character split across chunks is
 //! whole again before anything decodes it.
 
-/// A longer line is cut; `data:` lines of real engines are some hundred bytes.
-pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
+/// A longer line is cut; `data:` lines of real engines are some hundred bytes, but for the first and the last
+/// of the responses API.
+pub(super) const MAX_LINE_BYTES: usize = 256 << 10;
 
 /// A line without its end.
 #[derive(Debug, Clone, Copy)]

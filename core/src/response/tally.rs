@@ -5,7 +5,7 @@
 //! breaks off between two reports is not short of them.
 
 use super::event::Facts;
-use super::{Progress, Summary, Usage};
+use super::{EventCount, Progress, Summary, Usage};
 use crate::sample::TokenSource;
 
 /// What has been seen of one body.
@@ -25,12 +25,23 @@ pub(super) struct Tally {
     timings: Usage,
     ended: bool,
     error: bool,
+    /// Parts of events that carried tokens, the bytes of their text, and whether every one of them said how many
+    /// tokens it held.
+    parts: u32,
+    bytes: u32,
+    unstated_parts: u32,
 }
 
 impl Tally {
     /// Takes one event, received at `now_us`.
     pub(super) fn event(&mut self, facts: &Facts, now_us: u64) {
         self.error |= facts.error;
+        self.ended |= facts.ended;
+        self.parts = self.parts.saturating_add(facts.parts);
+        self.bytes = self.bytes.saturating_add(facts.bytes);
+        if !facts.stated {
+            self.unstated_parts = self.unstated_parts.saturating_add(facts.parts);
+        }
         self.usage = facts.usage.unwrap_or_default().or(self.usage);
         self.timings = facts.timings.unwrap_or_default().or(self.timings);
 
@@ -42,14 +53,14 @@ impl Tally {
                 self.reported = Some(report);
                 self.since_report = 0;
             }
-            None => self.since_report = self.since_report.saturating_add(facts.with_token),
+            None => self.since_report = self.since_report.saturating_add(facts.tokens),
         }
-        self.counted = self.counted.saturating_add(facts.with_token);
+        self.counted = self.counted.saturating_add(facts.tokens);
 
         // With usage in every event, a count that rises is a token even where its text was withheld
         // (parsers of reasoning and tool calls do that).
-        let count_rose = had_report && facts.choices > 0 && report.is_some_and(|(tokens, _)| tokens > before);
-        if facts.with_token > 0 || count_rose {
+        let count_rose = had_report && facts.of_choice && report.is_some_and(|(tokens, _)| tokens > before);
+        if facts.tokens > 0 || count_rose {
             self.first_token_us = self.first_token_us.or(Some(now_us));
             self.last_token_us = Some(now_us);
         }
@@ -63,7 +74,7 @@ impl Tally {
         let timings = || tokens_in(facts.timings).map(|tokens| (tokens, TokenSource::Timings));
         let has_usage = matches!(self.reported, Some((_, TokenSource::Usage)));
         let report = usage.or_else(|| if has_usage { None } else { timings() });
-        let seen = self.counted.saturating_add(facts.with_token);
+        let seen = self.counted.saturating_add(facts.tokens);
         report.filter(|(tokens, _)| *tokens > 0 || seen == 0)
     }
 
@@ -93,6 +104,7 @@ impl Tally {
         Progress { tokens: self.shown, first_token }
     }
 
+    /// What the body said; the answer's blocks are not known here.
     pub(super) fn summary(&self) -> Summary {
         Summary {
             first_token_us: self.first_token_us,
@@ -100,8 +112,15 @@ impl Tally {
             output_tokens: self.tokens(),
             tokens_from: self.reported.map_or(TokenSource::Events, |(_, source)| source),
             usage: self.usage.or(self.timings),
+            events: EventCount {
+                parts: self.parts,
+                bytes: self.bytes,
+                stated: self.parts > 0 && self.unstated_parts == 0,
+            },
+            end_us: None,
             complete: self.ended,
             error: self.error,
+            answer_blocks: Vec::new(),
         }
     }
 }

@@ -249,9 +249,9 @@ fn an_error_is_seen_as_object_as_event_and_as_field() {
 #[test]
 fn an_oversized_event_is_one_token_and_the_stream_goes_on() {
     let big =
-        format!("data: {{\"choices\":[{{\"text\":\"a\",\"logprobs\":\"{}\"}}]}}\n\n", "x".repeat(100_000));
-    let lines = format!("{}\n", "data: 0123456789\n".repeat(10_000));
-    let comment = format!(": {}\n\n", "x".repeat(100_000));
+        format!("data: {{\"choices\":[{{\"text\":\"a\",\"logprobs\":\"{}\"}}]}}\n\n", "x".repeat(300_000));
+    let lines = format!("{}\n", "data: 0123456789\n".repeat(30_000));
+    let comment = format!(": {}\n\n", "x".repeat(300_000));
     let small = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
     let text = format!("{big}{small}{lines}{comment}{small}data: [DONE]\n\n");
     for step in [1, 100, 65_536, text.len()] {
@@ -298,15 +298,27 @@ fn an_unstreamed_answer_is_read_at_its_end_and_timed_by_its_last_chunk() {
 }
 
 #[test]
-fn an_unstreamed_body_beyond_its_bound_is_dropped() {
-    let mut reader = ResponseReader::new(BodyForm::Json);
-    reader.push(b"{\"choices\":[],\"x\":\"", 1);
-    for _ in 0..9 {
-        reader.push(&vec![b'x'; 1 << 20], 1);
+fn of_an_unstreamed_body_beyond_its_bound_the_end_is_read() {
+    let usage = br#"],"model":"m","usage":{"prompt_tokens":7,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":2}},"x":null}"#;
+    for step in [1 << 20, 1000, 5] {
+        let mut reader = ResponseReader::new(BodyForm::Json);
+        reader.push(b"{\"object\":\"list\",\"data\":[", 1);
+        for _ in 0..(3 << 20) / step {
+            reader.push(&vec![b'1'; step], 1);
+        }
+        for chunk in usage.chunks(step) {
+            reader.push(chunk, 9);
+        }
+        let Body::Tail(tail) = &reader.body else { panic!("{:?}", reader.body) };
+        assert!(tail.len() <= TAIL_BYTES && tail.capacity() <= 4 * TAIL_BYTES, "{}", tail.capacity());
+        let summary = reader.finish(20);
+        assert!(summary.complete && !summary.error);
+        assert_eq!((summary.usage.prompt_tokens, summary.usage.cached_tokens), (Some(7), Some(2)));
+        assert_eq!((summary.first_token_us, summary.end_us), (None, Some(9)));
     }
-    reader.push(b"\"}", 1);
-    assert!(matches!(reader.body, Body::Unread));
-    assert!(!reader.finish(2).complete);
+    let mut cut = ResponseReader::new(BodyForm::Json);
+    cut.push(&[b'['; 2 << 20], 1);
+    assert!(!cut.finish(2).complete);
 }
 
 #[test]

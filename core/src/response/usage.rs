@@ -4,71 +4,35 @@
 //! usage. `timings` is llama.cpp's, sent with the last event whether asked or not. A count that is no whole
 //! number is unknown, never an error: the event around it still carries its token.
 
-use core::fmt;
-
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::Usage;
-use crate::num;
+use super::json::{Count, Lenient};
 
-/// A count; unknown for anything but a number from zero up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Count(pub(super) Option<u32>);
-
-impl<'de> Deserialize<'de> for Count {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct CountVisitor;
-        impl<'de> Visitor<'de> for CountVisitor {
-            type Value = Count;
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a count")
-            }
-            fn visit_u64<E>(self, value: u64) -> Result<Count, E> {
-                Ok(Count(Some(u32::try_from(value).unwrap_or(u32::MAX))))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<Count, E> {
-                let count = u32::try_from(num::u64_of_f64(value)).unwrap_or(u32::MAX);
-                Ok(Count((value >= 0.0).then_some(count)))
-            }
-            fn visit_i64<E>(self, _: i64) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-            fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-            fn visit_unit<E>(self) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-            fn visit_str<E>(self, _: &str) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Count, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Count(None))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Count, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Count(None))
-            }
-        }
-        deserializer.deserialize_any(CountVisitor)
-    }
-}
-
-/// `usage`.
+/// `usage`, in the words of OpenAI's older APIs, of its responses API, or of Anthropic's.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct UsageObject {
     #[serde(default)]
     prompt_tokens: Count,
     #[serde(default)]
+    input_tokens: Count,
+    #[serde(default)]
     completion_tokens: Count,
     #[serde(default)]
-    prompt_tokens_details: Option<PromptTokensDetails>,
+    output_tokens: Count,
+    #[serde(default)]
+    prompt_tokens_details: Lenient<TokensDetails>,
+    #[serde(default)]
+    input_tokens_details: Lenient<TokensDetails>,
+    /// Anthropic's `input_tokens` are those that neither came from the cache nor went into it.
+    #[serde(default)]
+    cache_read_input_tokens: Count,
+    #[serde(default)]
+    cache_creation_input_tokens: Count,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct PromptTokensDetails {
+struct TokensDetails {
     #[serde(default)]
     cached_tokens: Count,
 }
@@ -89,10 +53,19 @@ pub(super) struct Timings {
 
 impl From<&UsageObject> for Usage {
     fn from(object: &UsageObject) -> Self {
+        let details = object.prompt_tokens_details.0.as_ref().or(object.input_tokens_details.0.as_ref());
+        let beside = object
+            .cache_read_input_tokens
+            .or_zero()
+            .saturating_add(object.cache_creation_input_tokens.or_zero());
+        let input = object.input_tokens.0.map(|tokens| tokens.saturating_add(beside));
         Self {
-            prompt_tokens: object.prompt_tokens.0,
-            completion_tokens: object.completion_tokens.0,
-            cached_tokens: object.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens.0),
+            // Zero stands for "not known yet": every prompt has a token.
+            prompt_tokens: object.prompt_tokens.0.or(input).filter(|tokens| *tokens > 0),
+            completion_tokens: object.completion_tokens.0.or(object.output_tokens.0),
+            cached_tokens: details
+                .and_then(|details| details.cached_tokens.0)
+                .or(object.cache_read_input_tokens.0),
         }
     }
 }

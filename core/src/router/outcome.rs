@@ -11,9 +11,9 @@ use crate::features::Feature;
 use crate::hash::pod_key;
 use crate::ledger::{Entry, Phase};
 use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64, ms_between, u64_of_f64};
-use crate::request::LlmRequest;
+use crate::request::{LlmRequest, PromptShape};
 use crate::response::Summary;
-use crate::sample::{Ending, Sample};
+use crate::sample::{Ending, Sample, TokenSource};
 
 /// A value for the placement ring in shared data: its place and its bytes.
 pub type SegmentWrite = (u64, Vec<u8>);
@@ -29,8 +29,8 @@ pub struct Dispatch {
     started_us: u64,
     model: String,
     model_key: u64,
-    /// Bytes of the prompt where they are text: token ids teach nothing about bytes.
-    text_bytes: Option<u32>,
+    /// What the number of prompt tokens was estimated from; `None` for token ids, which are counted.
+    estimated: Option<Estimated>,
     inflight_at_pick: f32,
     /// Which rung decided.
     pub rung: Rung,
@@ -41,8 +41,16 @@ pub struct Dispatch {
     ended: bool,
 }
 
-/// How a request ended, as the caller saw it.
+/// An estimate of prompt tokens, and what it was made from.
 #[derive(Debug, Clone, Copy)]
+struct Estimated {
+    text_bytes: u32,
+    shape: PromptShape,
+    tokens: f32,
+}
+
+/// How a request ended, as the caller saw it.
+#[derive(Debug, Clone)]
 pub struct Outcome {
     /// HTTP status of the response; 0 when there was none.
     pub status: u16,
@@ -76,7 +84,11 @@ impl Router {
             started_us,
             model: request.model.clone(),
             model_key: decision.model_key,
-            text_bytes: request.prompt.exact_tokens.is_none().then_some(request.prompt.text_bytes),
+            estimated: request.prompt.exact_tokens.is_none().then_some(Estimated {
+                text_bytes: request.prompt.text_bytes,
+                shape: request.prompt.shape,
+                tokens: decision.prompt_tokens,
+            }),
             inflight_at_pick: 0.0,
             rung: decision.rung,
             reason: decision.reason,
@@ -214,8 +226,15 @@ impl Router {
             |value: fn(&Choice) -> f32| choice.map(value).filter(|ms| ms.is_finite()).unwrap_or(0.0);
         let first = summary.and_then(|summary| summary.first_token_us);
         let last = summary.and_then(|summary| summary.last_token_us);
+        // An embedding has no token: it is there when its body is.
+        let end = last.or_else(|| summary.filter(|_| !outcome.streamed).and_then(|summary| summary.end_us));
+        // Where only events were counted, a time per token is a time per event.
+        let counted = summary.is_some_and(|summary| {
+            summary.tokens_from != TokenSource::Events
+                || summary.events.counts_tokens(self.tokens.bytes_per_token(dispatch.model_key))
+        });
         let tpot_ms = match (first, last) {
-            (Some(first_us), Some(last_us)) if output_tokens >= 2 && outcome.streamed => {
+            (Some(first_us), Some(last_us)) if counted && output_tokens >= 2 && outcome.streamed => {
                 Some(ms_between(first_us, last_us) / f32_of_u64(u64::from(output_tokens - 1)))
             }
             _ => None,
@@ -236,11 +255,11 @@ impl Router {
             rung: dispatch.rung,
             ttft_ms: first.map(since_start),
             tpot_ms,
-            e2e_ms: last.map(since_start),
+            e2e_ms: end.map(since_start),
             prompt_tokens: summary.and_then(|summary| summary.usage.prompt_tokens),
             cached_tokens: summary.and_then(|summary| summary.usage.cached_tokens),
             output_tokens,
-            tokens_from: summary.map_or(crate::sample::TokenSource::Events, |summary| summary.tokens_from),
+            tokens_from: summary.map_or(TokenSource::Events, |summary| summary.tokens_from),
             streamed: outcome.streamed,
             status: outcome.status,
             attempts: outcome.attempts,
@@ -249,10 +268,14 @@ impl Router {
     }
 
     fn learn(&mut self, dispatch: &Dispatch, sample: &Sample) -> Option<SegmentWrite> {
-        if let (Some(text_bytes), Some(prompt_tokens)) = (dispatch.text_bytes, sample.prompt_tokens) {
-            self.tokens.observe(dispatch.model_key, text_bytes, prompt_tokens);
+        if let (Some(estimated), Some(prompt_tokens)) = (&dispatch.estimated, sample.prompt_tokens) {
+            let Estimated { text_bytes, shape, .. } = estimated;
+            self.tokens.observe(dispatch.model_key, *text_bytes, shape, prompt_tokens);
         }
-        self.ledger.lengths.observe(dispatch.model_key, sample.output_tokens);
+        // An embedding has no output, and no answer worth learning a length from is empty.
+        if sample.output_tokens > 0 {
+            self.ledger.lengths.observe(dispatch.model_key, sample.output_tokens);
+        }
         let choice = dispatch.served.and_then(|at| dispatch.choices.get(at))?;
         // What the engine says it had to prefill is truer than what the index expected.
         let prefilled = match (sample.prompt_tokens, sample.cached_tokens) {
@@ -289,6 +312,12 @@ impl Dispatch {
     #[must_use]
     pub fn choices(&self) -> &[Choice] {
         &self.choices
+    }
+
+    /// Prompt tokens as they were estimated at the pick; `None` when they were counted (token ids).
+    #[must_use]
+    pub fn estimated_prompt_tokens(&self) -> Option<f32> {
+        self.estimated.map(|estimated| estimated.tokens)
     }
 
     /// Milliseconds from the request's first byte to `now_us`.

@@ -50,7 +50,7 @@ fn request(seed: u64, blocks: u32) -> LlmRequest {
         stream: true,
         include_usage: true,
         max_tokens: Some(100),
-        prompt: Prompt { text_bytes: blocks * 256, exact_tokens: None, blocks: hashes },
+        prompt: Prompt { text_bytes: blocks * 256, blocks: hashes, ..Prompt::default() },
     }
 }
 
@@ -63,7 +63,7 @@ fn summary(start_us: u64, ttft_ms: u64, tpot_ms: u64, tokens: u32) -> Summary {
         tokens_from: TokenSource::Usage,
         usage: Usage { completion_tokens: Some(tokens), ..Usage::default() },
         complete: true,
-        error: false,
+        ..Summary::default()
     }
 }
 

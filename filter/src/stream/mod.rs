@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use foretoken_core::config::Config;
 use foretoken_core::fallback::Reason;
-use foretoken_core::request::Api;
+use foretoken_core::request::{Api, ChainTail};
 use foretoken_core::response::{ResponseReader, Summary};
 use foretoken_core::router::Dispatch;
 
@@ -54,6 +54,8 @@ struct Routed {
     status: u16,
     attempts: u32,
     streamed: bool,
+    /// Where the prompt's blocks end and the answer's go on.
+    tail: ChainTail,
     reader: Option<ResponseReader>,
     tokens: u32,
     summary: Option<Summary>,

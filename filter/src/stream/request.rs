@@ -221,6 +221,7 @@ impl Stream {
             status: 0,
             attempts: 0,
             streamed: false,
+            tail: request.prompt.tail,
             reader: None,
             tokens: 0,
             summary: None,

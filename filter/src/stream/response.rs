@@ -67,7 +67,9 @@ impl Stream {
             header("content-encoding").is_some_and(|value| !value.eq_ignore_ascii_case(b"identity"));
         let form = content_type.as_deref().and_then(form_of_content_type).filter(|_| !encoded);
         routed.streamed = form == Some(BodyForm::Sse);
-        routed.reader = form.filter(|_| routed.status == 200).map(ResponseReader::new);
+        routed.reader = form
+            .filter(|_| routed.status == 200)
+            .map(|form| ResponseReader::with_answer(form, core::mem::take(&mut routed.tail)));
         routed.attempts = integer_property(host, &["upstream", "request_attempt_count"])
             .and_then(|attempts| u32::try_from(attempts).ok())
             .unwrap_or(0);
@@ -143,12 +145,13 @@ impl Stream {
         let ending = match routed.reader.as_mut().map(|reader| reader.finish(self.vm.host().now_us())) {
             None => Ending::Complete,
             Some(summary) => {
-                routed.summary = Some(summary);
-                match (summary.error, summary.complete) {
+                let ending = match (summary.error, summary.complete) {
                     (true, _) => Ending::Failed,
                     (false, true) => Ending::Complete,
                     (false, false) => Ending::Truncated,
-                }
+                };
+                routed.summary = Some(summary);
+                ending
             }
         };
         self.end(ending);
@@ -192,7 +195,7 @@ impl Stream {
             attempts: routed.attempts,
             streamed: routed.streamed,
             ending,
-            summary: routed.summary,
+            summary: routed.summary.take(),
         };
         let Some((mut sample, segment)) = state.router.end(&mut routed.dispatch, &outcome, now_us) else {
             return;
@@ -201,6 +204,11 @@ impl Stream {
         sample.at_ms = host.wall_ms().saturating_sub(now_us.saturating_sub(self.started_us) / 1000);
         metrics.add(host, Metric::Ejections, state.router.take_ejections());
         state.publish(host, segment, now_us);
+        if let (Some(estimate), Some(truth)) =
+            (routed.dispatch.estimated_prompt_tokens(), sample.prompt_tokens)
+        {
+            metrics.record(host, Metric::TokenEstimateErrorPermille, error_permille(estimate, truth));
+        }
         if sample.streamed && sample.status == 200 {
             record_times(&sample, |metric, ms| {
                 metrics.record(host, metric, u64_of_f64(f64::from(ms).round()));
@@ -208,6 +216,12 @@ impl Stream {
         }
         state.take_sample(host, metrics, &sample, now_us);
     }
+}
+
+/// How far an estimate of prompt tokens was off, in thousandths of the true number (at least 1).
+fn error_permille(estimate: f32, truth: u32) -> u64 {
+    let truth = f64::from(truth);
+    u64_of_f64(((f64::from(estimate) - truth).abs() / truth.max(1.0) * 1000.0).round())
 }
 
 fn record_times(sample: &Sample, record: impl Fn(Metric, f32)) {
