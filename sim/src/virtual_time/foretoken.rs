@@ -391,7 +391,7 @@ impl Policy for Foretoken {
                 cached_tokens: complete.then_some(record.cached_tokens),
             },
             complete,
-            error: false,
+            ..Summary::default()
         });
         let outcome = Outcome {
             status: if started { 200 } else { 503 },
@@ -431,6 +431,7 @@ fn llm_request(ask: &Ask<'_>) -> LlmRequest {
             text_bytes: request.prompt_tokens.saturating_mul(4),
             exact_tokens: Some(request.prompt_tokens),
             blocks: request.prompt_blocks().to_vec(),
+            ..Prompt::default()
         },
     }
 }
