@@ -8,6 +8,8 @@
 //! The form is that of the one XGBoost version accepted ([`crate::xgb::VERSION`]); a file of another version
 //! is loaded and saved by it first. What it is not: a proof. That is [`crate::parity`].
 
+use std::borrow::Cow;
+
 use foretoken_core::features::{COLUMNS, COUNT};
 use foretoken_core::model::ensemble::{Ensemble, EnsembleError, Node};
 use serde::Deserialize;
@@ -146,12 +148,42 @@ fn unsupported<T>(what: impl Into<String>, fix: &'static str) -> Result<T, Conve
     Err(ConvertError::Unsupported { what: what.into(), fix })
 }
 
+/// A split of the unknown from the known has the threshold `-Infinity` in XGBoost's file, which is no JSON. The
+/// smallest float does the same for every row that there is: rows hold no infinities, and nothing is below it.
+#[must_use]
+pub fn finite_thresholds(json: &[u8]) -> Cow<'_, [u8]> {
+    const INFINITE: &[u8] = b"-Infinity";
+    let mut out = Vec::new();
+    let mut from = 0;
+    for at in places_of(json, INFINITE) {
+        let inside = |index: Option<usize>, of: &[u8]| {
+            index.and_then(|index| json.get(index)).is_some_and(|byte| of.contains(byte))
+        };
+        if inside(at.checked_sub(1), b"[,") && inside(at.checked_add(INFINITE.len()), b"],") {
+            out.extend_from_slice(json.get(from..at).unwrap_or_default());
+            out.extend_from_slice(b"-3.4028235E38");
+            from = at + INFINITE.len();
+        }
+    }
+    if from == 0 {
+        return Cow::Borrowed(json);
+    }
+    out.extend_from_slice(json.get(from..).unwrap_or_default());
+    Cow::Owned(out)
+}
+
+/// Where a text occurs.
+fn places_of<'a>(text: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    text.windows(wanted.len()).enumerate().filter(move |(_, window)| *window == wanted).map(|(at, _)| at)
+}
+
 /// Converts the JSON that [`crate::xgb::Booster::to_json`] gives.
 ///
 /// # Errors
 /// [`ConvertError`] names what is not supported.
 pub fn convert(json: &[u8]) -> Result<Converted, ConvertError> {
-    let File { learner } = serde_json::from_slice(json).map_err(ConvertError::Json)?;
+    let json = finite_thresholds(json);
+    let File { learner } = serde_json::from_slice(&json).map_err(ConvertError::Json)?;
     check_learner(&learner)?;
     let booster = match learner.gradient_booster {
         Some(booster) if booster.name == "gbtree" => booster,
@@ -375,5 +407,38 @@ mod tests {
         );
         assert!(refusal("5.1E-1", "\"x\"").contains("split_conditions"));
         assert!(refusal("\"split_indices\":[2", "\"split_indices\":[77").contains("77"));
+    }
+
+    #[test]
+    fn a_split_of_the_unknown_from_the_known_is_converted_exactly() {
+        use foretoken_core::model::contract::{Target, Unit};
+        let Some(xgboost) = crate::xgb::for_tests() else { return };
+        let rows: Vec<f32> = (0..400 * COUNT as u16).map(|index| f32::from(index % 7)).collect();
+        let labels: Vec<f32> = (0..400u16).map(|index| f32::from(index % 5)).collect();
+        let matrix = xgboost.matrix(&rows, COUNT).unwrap();
+        matrix.set_labels(&labels).unwrap();
+        let booster = xgboost.booster(&matrix, [("nthread", "1"), ("max_depth", "1")]).unwrap();
+        booster.update(0, &matrix).unwrap();
+        // Which way XGBoost writes such a split depends on rounding, so it is written here.
+        let mut json = String::from_utf8(booster.to_json().unwrap()).unwrap();
+        for (key, value) in [("\"split_conditions\":[", "-Infinity"), ("\"default_left\":[", "1")] {
+            let start = json.find(key).unwrap() + key.len();
+            let end = start + json[start..].find(',').unwrap();
+            json.replace_range(start..end, value);
+        }
+        let booster = xgboost.load_booster(json.as_bytes()).unwrap();
+        assert!(String::from_utf8(booster.to_json().unwrap()).unwrap().contains("-Infinity"));
+        let facts = crate::export::Facts { model_id: "m".to_owned(), ..Default::default() };
+        let boosters = [(Target::Ttft, Unit::Ratio, &booster), (Target::Tpot, Unit::Ratio, &booster)];
+        let (onnx, parts) = crate::export::export(&facts, &boosters).unwrap();
+        crate::parity::prove(&onnx, &parts, &[]).unwrap();
+    }
+
+    #[test]
+    fn only_a_number_is_taken_for_a_threshold() {
+        let json = br#"{"a":[-Infinity,1,-Infinity],"b":"-Infinity"}"#;
+        let expected = br#"{"a":[-3.4028235E38,1,-3.4028235E38],"b":"-Infinity"}"#;
+        assert_eq!(finite_thresholds(json).as_ref(), expected);
+        assert!(matches!(finite_thresholds(b"{}"), Cow::Borrowed(_)));
     }
 }

@@ -17,10 +17,6 @@ const MIN_TPOT_TOKENS: u32 = 4;
 /// Output tokens from which a TPOT has full weight; below, in proportion (it is a mean of as many gaps).
 const FULL_TPOT_TOKENS: f32 = 32.0;
 
-/// Weight of the oldest row; the newest has 1 and those between are spaced evenly on a log scale. By rank and
-/// not by time, so that a quiet night does not forget the day.
-const OLDEST_WEIGHT: f32 = 0.25;
-
 /// What happened to one target of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
@@ -132,14 +128,15 @@ pub fn example(sample: &Sample) -> Option<Example> {
     (ttft.is_some() || tpot.is_some()).then_some(Example { at_ms: sample.at_ms, row, ttft, tpot })
 }
 
-/// Weight of row `index` of `count`, oldest first, by recency.
+/// Weight of row `index` of `count`, oldest first: the newest has 1, the oldest `oldest`, and those between are
+/// spaced evenly on a log scale. By rank and not by time, so that a quiet night does not forget the day.
 #[must_use]
-pub fn recency_weight(index: usize, count: usize) -> f32 {
+pub fn recency_weight(index: usize, count: usize, oldest: f32) -> f32 {
     if count < 2 {
         return 1.0;
     }
     let age = 1.0 - index as f32 / (count - 1) as f32;
-    OLDEST_WEIGHT.powf(age)
+    oldest.powf(age)
 }
 
 #[cfg(test)]
@@ -213,9 +210,9 @@ mod tests {
 
     #[test]
     fn the_newest_row_weighs_one_and_the_oldest_a_quarter() {
-        assert_eq!(recency_weight(99, 100), 1.0);
-        assert_eq!(recency_weight(0, 100), OLDEST_WEIGHT);
-        assert_eq!(recency_weight(0, 1), 1.0);
-        assert!(recency_weight(40, 100) < recency_weight(41, 100));
+        assert_eq!(recency_weight(99, 100, 0.25), 1.0);
+        assert_eq!(recency_weight(0, 100, 0.25), 0.25);
+        assert_eq!(recency_weight(0, 1, 0.25), 1.0);
+        assert!(recency_weight(40, 100, 0.25) < recency_weight(41, 100, 0.25));
     }
 }

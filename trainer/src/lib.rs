@@ -18,6 +18,7 @@ pub mod dataset;
 pub mod export;
 pub mod fit;
 pub mod gate;
+pub mod half;
 pub mod ingest;
 pub mod live;
 pub mod metrics;
@@ -30,4 +31,5 @@ pub mod store;
 #[doc(hidden)]
 pub mod synthetic;
 pub mod trust;
+pub mod watch;
 pub mod xgb;

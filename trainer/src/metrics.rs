@@ -64,7 +64,7 @@ pub const TABLE: &[(&str, Kind, &[&str], &str)] = &[
         "foretoken_trainer_fits_total",
         Kind::Counter,
         &["result"],
-        "Fits by result: published, held, refused (by the gate), failed.",
+        "Fits by result: published, held, waiting (for the publish interval), refused (by the gate), failed.",
     ),
     (
         "foretoken_trainer_fit_seconds",
@@ -91,6 +91,18 @@ pub const TABLE: &[(&str, Kind, &[&str], &str)] = &[
         Kind::Gauge,
         &["target", "rung"],
         "Median absolute percentage error of the predictions that routed the newest 500 clean samples.",
+    ),
+    (
+        "foretoken_trainer_drifted",
+        Kind::Gauge,
+        &[],
+        "1 while the newest samples differ from those that the published model learned from.",
+    ),
+    (
+        "foretoken_trainer_rollbacks_total",
+        Kind::Counter,
+        &[],
+        "Times that the trainer went back to an older version by itself.",
     ),
     ("foretoken_trainer_xds_streams", Kind::Gauge, &[], "Open discovery streams of Envoys."),
     ("foretoken_trainer_xds_acks_total", Kind::Counter, &[], "Publications that an Envoy has accepted."),
@@ -129,6 +141,10 @@ pub struct Metrics {
     pub holdout: GaugeVec,
     /// By target and rung.
     pub live: GaugeVec,
+    /// 1 while there is drift.
+    pub drifted: IntGauge,
+    /// Automatic rollbacks.
+    pub rollbacks: IntCounter,
     /// Open streams.
     pub streams: IntGauge,
     /// Accepted publications.
@@ -184,6 +200,8 @@ impl Metrics {
             held: plain!(IntGauge, "foretoken_trainer_held"),
             holdout: labelled!(GaugeVec, "foretoken_trainer_holdout_ape_median"),
             live: labelled!(GaugeVec, "foretoken_trainer_live_ape_median"),
+            drifted: plain!(IntGauge, "foretoken_trainer_drifted"),
+            rollbacks: plain!(IntCounter, "foretoken_trainer_rollbacks_total"),
             streams: plain!(IntGauge, "foretoken_trainer_xds_streams"),
             acks: plain!(IntCounter, "foretoken_trainer_xds_acks_total"),
             nacks: plain!(IntCounter, "foretoken_trainer_xds_nacks_total"),

@@ -206,7 +206,8 @@ pub fn edge_rows<'a>(ensembles: impl Iterator<Item = &'a Ensemble>, count: usize
         .map(|_| {
             let mut row = Row::default();
             for (slot, thresholds) in row.0.iter_mut().zip(&thresholds) {
-                *slot = value(thresholds);
+                // No row holds an infinity: it is stored as unknown.
+                *slot = Some(value(thresholds)).filter(|value| value.is_finite()).unwrap_or(f32::NAN);
             }
             row
         })

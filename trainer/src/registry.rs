@@ -1,19 +1,26 @@
-//! What has been published, kept across restarts: the model files, and the generation that must only rise.
+//! What has been published, kept across restarts: every version with its card, its model and its boosters, and
+//! the generation that must only rise.
 //!
 //! Workers compare generations, so a trainer that forgot its last one would push models that they take for
-//! old. A version is committed by its small JSON file, written after the model and by rename: a crash leaves
-//! either the whole version or none of it.
+//! old. A version is committed by its card, a JSON file written after all others and by rename: a crash leaves
+//! either the whole version or none of it. Going back to an old version publishes its content under a new
+//! generation; nothing is ever changed in place.
+//!
+//! What it is not: the judge of what may be published, nor the one who sends it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use foretoken_core::features::{COLUMNS, SCHEMA_ID};
 use foretoken_core::model::Model;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Versions kept on disk.
-const KEEP: usize = 20;
+use crate::half::HalfCard;
+
+/// Versions kept on disk, about a megabyte each.
+const KEEP: usize = 200;
 
 /// What went wrong with the registry.
 #[derive(Debug, Error)]
@@ -57,7 +64,31 @@ pub fn check_folder(path: &Path) -> Result<(), RegistryError> {
     Err(cannot_write(path)(cause))
 }
 
-/// One published version.
+/// Why a version was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It was fitted and passed the gate.
+    #[default]
+    Fitted,
+    /// Somebody asked for this version again.
+    Promoted,
+    /// Somebody asked for the version before.
+    RolledBack,
+    /// The live error had worsened past the bound.
+    RolledBackByItself,
+}
+
+/// The halves of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HalfCards {
+    /// TTFT.
+    pub ttft: HalfCard,
+    /// TPOT.
+    pub tpot: HalfCard,
+}
+
+/// The card of a published version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Version {
     /// Generation; rises with every publish.
@@ -68,8 +99,73 @@ pub struct Version {
     pub published_ms: u64,
     /// Newest sample that it learned from, ms since the Unix epoch.
     pub trained_through_ms: u64,
+    /// Oldest sample that it learned from, ms since the Unix epoch.
+    #[serde(default)]
+    pub trained_from_ms: u64,
+    /// Samples that it learned from.
+    #[serde(default)]
+    pub samples: usize,
+    /// Id of the feature schema.
+    #[serde(default)]
+    pub schema: String,
+    /// Columns in order.
+    #[serde(default)]
+    pub features: Vec<String>,
+    /// Why it was published.
+    #[serde(default)]
+    pub origin: Origin,
+    /// The generation whose content it has: its own when it was fitted.
+    #[serde(default)]
+    pub content_of: u64,
+    /// The generation that it was judged against and took over from, to which a rollback goes; 0 for none.
+    #[serde(default)]
+    pub parent: u64,
+    /// The halves; absent in versions of older trainers.
+    #[serde(default)]
+    pub halves: Option<HalfCards>,
+    /// Size of the ONNX file.
+    #[serde(default)]
+    pub onnx_bytes: usize,
+    /// What it costs to send and to evaluate.
+    #[serde(default)]
+    pub cost: serde_json::Value,
     /// Its scores when it was published.
     pub scores: serde_json::Value,
+}
+
+/// All that a new version is made of.
+#[derive(Debug)]
+pub struct Content {
+    /// The card; generation, time, origin and what it is the content of are filled in.
+    pub card: Version,
+    /// The ONNX file.
+    pub onnx: Vec<u8>,
+    /// The boosters of TTFT and TPOT in UBJSON, as fitted.
+    pub boosters: Option<[Vec<u8>; 2]>,
+}
+
+impl Version {
+    /// A card to be filled in by the registry.
+    #[must_use]
+    pub fn new(model_id: &str, trained_ms: (u64, u64), samples: usize, scores: serde_json::Value) -> Self {
+        Self {
+            generation: 0,
+            model_id: model_id.to_owned(),
+            published_ms: 0,
+            trained_through_ms: trained_ms.1,
+            trained_from_ms: trained_ms.0,
+            samples,
+            schema: SCHEMA_ID.to_owned(),
+            features: COLUMNS.iter().map(|column| column.name.to_owned()).collect(),
+            origin: Origin::Fitted,
+            content_of: 0,
+            parent: 0,
+            halves: None,
+            onnx_bytes: 0,
+            cost: serde_json::Value::Null,
+            scores,
+        }
+    }
 }
 
 /// The published versions in a directory.
@@ -91,9 +187,7 @@ impl Registry {
         let generations = generations(dir)?;
         let last_generation = generations.last().copied().unwrap_or(0);
         let current = generations.iter().rev().find_map(|&generation| {
-            let version: Version =
-                serde_json::from_slice(&fs::read(json_path(dir, generation)).ok()?).ok()?;
-            let onnx = fs::read(onnx_path(dir, generation)).ok()?;
+            let (version, onnx) = read(dir, generation).ok()?;
             match Model::from_onnx_lean(&onnx) {
                 Ok(_) => Some((version, onnx)),
                 Err(error) => {
@@ -117,35 +211,118 @@ impl Registry {
         self.current.as_ref().map(|(version, onnx)| (version, onnx.as_slice()))
     }
 
+    /// Cards of all versions kept, oldest first. One that cannot be read is left out.
+    ///
+    /// # Errors
+    /// [`RegistryError`] when the directory cannot be read.
+    pub fn versions(&self) -> Result<Vec<Version>, RegistryError> {
+        versions(&self.dir)
+    }
+
+    /// A version's card and ONNX file.
+    ///
+    /// # Errors
+    /// [`RegistryError`] when there is none of this generation, or it cannot be read.
+    pub fn read(&self, generation: u64) -> Result<(Version, Vec<u8>), RegistryError> {
+        read(&self.dir, generation)
+    }
+
+    /// The boosters of a version, TTFT first; absent in versions of older trainers.
+    #[must_use]
+    pub fn boosters(&self, generation: u64) -> Option<[Vec<u8>; 2]> {
+        let read = |target| fs::read(booster_path(&self.dir, generation, target)).ok();
+        Some([read("ttft")?, read("tpot")?])
+    }
+
     /// Adds a version of the next generation, durably, and makes it current.
     ///
     /// # Errors
     /// [`RegistryError`] when it cannot be written; nothing has changed then.
-    pub fn add(
-        &mut self,
-        model_id: &str,
-        trained_through_ms: u64,
-        scores: serde_json::Value,
-        onnx: Vec<u8>,
-    ) -> Result<&Version, RegistryError> {
+    pub fn add(&mut self, content: Content) -> Result<&Version, RegistryError> {
         let generation = self.last_generation + 1;
-        let published_ms = crate::export::now_ms();
-        let model_id = model_id.to_owned();
-        let version = Version { generation, model_id, published_ms, trained_through_ms, scores };
+        let Content { card, onnx, boosters } = content;
+        let content_of = if card.content_of == 0 { generation } else { card.content_of };
+        let onnx_bytes = onnx.len();
+        let version =
+            Version { generation, content_of, published_ms: crate::export::now_ms(), onnx_bytes, ..card };
         write_durably(&onnx_path(&self.dir, generation), &onnx)?;
+        if let Some([ttft, tpot]) = boosters {
+            write_durably(&booster_path(&self.dir, generation, "ttft"), &ttft)?;
+            write_durably(&booster_path(&self.dir, generation, "tpot"), &tpot)?;
+        }
         let json = serde_json::to_vec_pretty(&version).unwrap_or_default();
         write_durably(&json_path(&self.dir, generation), &json)?;
+        // The new names themselves are on disk only with the directory.
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(at(&self.dir))?;
         self.last_generation = generation;
         let generations = generations(&self.dir)?;
         for &old in generations.iter().rev().skip(KEEP) {
-            // The JSON first: a version without it does not exist.
-            for path in [json_path(&self.dir, old), onnx_path(&self.dir, old)] {
-                fs::remove_file(&path).map_err(at(&path))?;
+            // The card first: a version without it does not exist.
+            for path in files(&self.dir, old) {
+                match fs::remove_file(&path) {
+                    Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(at(&path)(cause)),
+                    _ => {}
+                }
             }
         }
         let (version, _) = self.current.insert((version, onnx));
         Ok(version)
     }
+
+    /// The content of an old version, to be published again.
+    ///
+    /// # Errors
+    /// [`RegistryError`] when it is not there or this build cannot read its model.
+    pub fn again(&self, generation: u64, origin: Origin) -> Result<Content, RegistryError> {
+        let (old, onnx) = self.read(generation)?;
+        if let Err(error) = Model::from_onnx_lean(&onnx) {
+            let cause = io::Error::other(format!("this build cannot serve it: {error}"));
+            return Err(at(&onnx_path(&self.dir, generation))(cause));
+        }
+        Ok(Content { card: Version { origin, ..old }, onnx, boosters: self.boosters(generation) })
+    }
+
+    /// The generation that a rollback goes to: the one that the current content took over from.
+    #[must_use]
+    pub fn before(&self) -> Option<u64> {
+        let (current, _) = self.current.as_ref()?;
+        (current.parent > 0 && json_path(&self.dir, current.parent).exists()).then_some(current.parent)
+    }
+}
+
+/// Cards of all versions in a directory, oldest first. One that cannot be read is left out.
+///
+/// # Errors
+/// [`RegistryError`] when the directory cannot be read.
+pub fn versions(dir: &Path) -> Result<Vec<Version>, RegistryError> {
+    let read = |generation| serde_json::from_slice(&fs::read(json_path(dir, generation)).ok()?).ok();
+    Ok(generations(dir)?.into_iter().filter_map(read).collect())
+}
+
+/// A version's card and ONNX file.
+///
+/// # Errors
+/// [`RegistryError`] when there is none of this generation, or it cannot be read.
+pub fn read(dir: &Path, generation: u64) -> Result<(Version, Vec<u8>), RegistryError> {
+    let path = json_path(dir, generation);
+    let card = fs::read(&path).map_err(at(&path))?;
+    let card = serde_json::from_slice(&card).map_err(|error| at(&path)(io::Error::other(error)))?;
+    let path = onnx_path(dir, generation);
+    Ok((card, fs::read(&path).map_err(at(&path))?))
+}
+
+fn booster_path(dir: &Path, generation: u64, target: &str) -> PathBuf {
+    dir.join(format!("{generation:08}.{target}.ubj"))
+}
+
+/// All files of a version, its card first.
+fn files(dir: &Path, generation: u64) -> [PathBuf; 4] {
+    [
+        json_path(dir, generation),
+        onnx_path(dir, generation),
+        booster_path(dir, generation, "ttft"),
+        booster_path(dir, generation, "tpot"),
+    ]
 }
 
 fn onnx_path(dir: &Path, generation: u64) -> PathBuf {
@@ -198,13 +375,18 @@ mod tests {
         write::write(&facts.metadata(), &outputs)
     }
 
+    fn content(id: &str) -> Content {
+        let card = Version::new(id, (1, 5), 10, serde_json::json!({"n": 1}));
+        Content { card, onnx: onnx(id), boosters: None }
+    }
+
     #[test]
     fn generations_go_on_after_a_restart_and_the_newest_model_is_current() {
         let dir = tempfile::tempdir().unwrap();
         let mut registry = Registry::open(dir.path()).unwrap();
         assert_eq!((registry.last_generation(), registry.current()), (0, None));
         for id in ["a", "b"] {
-            registry.add(id, 5, serde_json::json!({"n": 1}), onnx(id)).unwrap();
+            registry.add(content(id)).unwrap();
         }
         let registry = Registry::open(dir.path()).unwrap();
         assert_eq!(registry.last_generation(), 2);
@@ -217,14 +399,43 @@ mod tests {
     fn a_version_whose_model_is_gone_or_broken_is_passed_over_but_its_generation_is_not_used_again() {
         let dir = tempfile::tempdir().unwrap();
         let mut registry = Registry::open(dir.path()).unwrap();
-        registry.add("a", 5, serde_json::Value::Null, onnx("a")).unwrap();
-        registry.add("b", 5, serde_json::Value::Null, onnx("b")).unwrap();
+        registry.add(content("a")).unwrap();
+        registry.add(content("b")).unwrap();
         fs::write(onnx_path(dir.path(), 2), b"torn").unwrap();
         // A model whose JSON was never written does not exist.
         fs::write(onnx_path(dir.path(), 7), onnx("c")).unwrap();
         let mut registry = Registry::open(dir.path()).unwrap();
         assert_eq!(registry.current().unwrap().0.model_id, "a");
-        assert_eq!(registry.add("d", 5, serde_json::Value::Null, onnx("d")).unwrap().generation, 3);
+        assert_eq!(registry.add(content("d")).unwrap().generation, 3);
+    }
+
+    #[test]
+    fn going_back_publishes_the_old_content_anew_and_going_back_again_goes_further() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut registry = Registry::open(dir.path()).unwrap();
+        assert_eq!(registry.before(), None);
+        for (id, parent) in [("a", 0), ("b", 1), ("c", 2)] {
+            let mut content = content(id);
+            content.card.parent = parent;
+            content.boosters = Some([id.into(), b"tpot".to_vec()]);
+            registry.add(content).unwrap();
+        }
+        for (generation, id) in [(4, "b"), (5, "a")] {
+            let before = registry.before().unwrap();
+            let content = registry.again(before, Origin::RolledBack).unwrap();
+            let version = registry.add(content).unwrap();
+            assert_eq!((version.generation, version.model_id.as_str()), (generation, id));
+            assert_eq!(version.content_of, before);
+            assert_eq!(registry.boosters(generation).unwrap()[0], id.as_bytes());
+        }
+        assert_eq!(registry.before(), None);
+        let promoted = registry.again(3, Origin::Promoted).unwrap();
+        registry.add(promoted).unwrap();
+        let registry = Registry::open(dir.path()).unwrap();
+        assert_eq!(registry.current().unwrap().1, onnx("c"));
+        let ids: Vec<String> = registry.versions().unwrap().into_iter().map(|v| v.model_id).collect();
+        assert_eq!(ids, ["a", "b", "c", "b", "a", "c"]);
+        assert!(registry.again(9, Origin::Promoted).unwrap_err().to_string().contains("00000009.json"));
     }
 
     #[test]
@@ -232,7 +443,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut registry = Registry::open(dir.path()).unwrap();
         for _ in 0..KEEP + 5 {
-            registry.add("a", 5, serde_json::Value::Null, onnx("a")).unwrap();
+            registry.add(content("a")).unwrap();
         }
         assert_eq!(generations(dir.path()).unwrap().first(), Some(&6));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2 * KEEP);

@@ -15,6 +15,7 @@ use foretoken_core::features::Row;
 use foretoken_core::model::Model;
 use foretoken_core::sample::Sample;
 use foretoken_trainer::fit::FitOptions;
+use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::{TYPE_URL, Template};
 use foretoken_trainer::serve::{Ready, ServeError, ServeOptions, serve};
 use foretoken_trainer::store::Bounds;
@@ -65,6 +66,10 @@ impl Service {
             bounds: Bounds::default(),
             max_samples_per_s: 50_000,
             fit: FitOptions { max_rounds: 30, ..FitOptions::default() },
+            full_refit_interval: Duration::from_secs(600),
+            publish_interval: Duration::ZERO,
+            // A debug build takes many times as long as a release build.
+            model_limits: Limits { row_us: 10_000.0, ..Limits::default() },
         };
         let (told, ready) = oneshot::channel();
         let (end, ended) = oneshot::channel::<()>();
@@ -311,5 +316,105 @@ async fn who_has_no_token_changes_nothing_and_bad_lines_are_named() {
     let (_, page) = service.send("GET", "/metrics", "", false, Vec::new()).await;
     assert!(page.contains("foretoken_trainer_rejected_total{reason=\"not_a_sample\"} 2"), "{page}");
     assert!(page.contains("foretoken_trainer_unauthorized_total 3"), "{page}");
+    service.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_version_comes_back_on_demand_under_a_new_generation_and_stays() {
+    let Some(xgboost) = xgb::for_tests() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let samples = recent(synthetic::samples(22, 1500));
+    let service = Service::start(dir.path(), xgboost.clone(), false).await;
+    let mut envoys = [
+        Envoy::connect(service.ready.xds, "envoy-1").await,
+        Envoy::connect(service.ready.xds, "envoy-2").await,
+    ];
+    let mut published = Vec::new();
+    for (generation, range) in [("0", 0..0), ("1", 0..500), ("2", 500..1000)] {
+        if !range.is_empty() {
+            service.post(&samples[range]).await;
+        }
+        for envoy in &mut envoys {
+            let (version, config) = envoy.next().await;
+            assert_eq!(version, generation);
+            published.push(config.model);
+        }
+    }
+    let (code, refused) = service.send("POST", "/v1/rollback", "wrong", false, Vec::new()).await;
+    assert_eq!(code, StatusCode::UNAUTHORIZED, "{refused}");
+    let (code, body) = service.send("POST", "/v1/rollback", TOKEN, false, Vec::new()).await;
+    assert_eq!(code, StatusCode::OK, "{body}");
+    for envoy in &mut envoys {
+        let (version, config) = envoy.next().await;
+        assert_eq!(version, "3");
+        let first = published[2].as_ref().unwrap();
+        assert_eq!(config.model.unwrap().onnx_deflate_base64, first.onnx_deflate_base64);
+    }
+    // It would be pointless if the next fit replaced it.
+    service.post(&samples[1000..]).await;
+    let status = service.wait("a held fit", |status| status["pending"] == true).await;
+    assert_eq!((&status["held"], &status["generation"]), (&true.into(), &3.into()));
+    let (code, body) = service.send("POST", "/v1/rollback", TOKEN, false, Vec::new()).await;
+    assert_eq!(code, StatusCode::CONFLICT, "{body}");
+    service.end().await;
+
+    // The hold outlives a restart.
+    let service = Service::start(dir.path(), xgboost, false).await;
+    let (code, body) =
+        service.send("POST", "/v1/promote?generation=2&hold=false", TOKEN, false, Vec::new()).await;
+    assert_eq!(code, StatusCode::OK, "{body}");
+    assert_eq!(service.status().await["held"], true);
+    let mut late = Envoy::connect(service.ready.xds, "envoy-3").await;
+    let (version, config) = late.next().await;
+    assert_eq!(version, "4");
+    assert_eq!(config.model.unwrap().onnx_deflate_base64, published[4].as_ref().unwrap().onnx_deflate_base64);
+    let (_, versions) = service.send("GET", "/v1/versions", "", false, Vec::new()).await;
+    let versions: Value = serde_json::from_str(&versions).unwrap();
+    let of = |key: &str| -> Vec<Value> {
+        versions.as_array().unwrap().iter().map(|version| version[key].clone()).collect()
+    };
+    assert_eq!(of("origin"), ["fitted", "fitted", "rolled_back", "promoted"]);
+    assert_eq!(of("content_of"), [1, 2, 1, 2]);
+    assert_eq!(of("parent"), [0, 1, 0, 1]);
+    assert!(versions[1]["halves"]["ttft"]["importances"][0][1].as_f64().unwrap() > 0.0);
+    let (code, _) = service.send("GET", "/v1/versions/9", "", false, Vec::new()).await;
+    assert_eq!(code, StatusCode::NOT_FOUND);
+    service.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poisoned_batch_is_never_published() {
+    let Some(xgboost) = xgb::for_tests() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let honest = recent(synthetic::samples(23, 2200));
+    let mut poison = recent(synthetic::samples(24, 1000));
+    for sample in &mut poison {
+        sample.ttft_ms = sample.ttft_ms.map(|ttft_ms| 10.0 * ttft_ms);
+        sample.tpot_ms = sample.tpot_ms.map(|tpot_ms| 10.0 * tpot_ms);
+        sample.e2e_ms = sample.e2e_ms.map(|e2e_ms| 10.0 * e2e_ms);
+    }
+    let service = Service::start(dir.path(), xgboost, false).await;
+    let mut envoy = Envoy::connect(service.ready.xds, "envoy-1").await;
+    assert_eq!(envoy.next().await.0, "0");
+    service.post(&honest[..1000]).await;
+    assert_eq!(envoy.next().await.0, "1");
+    let answer = service.post(&poison).await;
+    assert_eq!((&answer["accepted"], &answer["quarantined"]), (&1000.into(), &1000.into()));
+    // Honest samples after it bring the next model, which knows nothing of the poison.
+    service.post(&honest[1000..]).await;
+    let (_, config) = envoy.next().await;
+    let model = Model::from_packed(&config.model.unwrap().onnx_deflate_base64).unwrap();
+    let rows: Vec<Row> =
+        honest.iter().map(|sample| Row(sample.features.as_slice().try_into().unwrap())).collect();
+    let mut predicted = Vec::new();
+    model.predict(&rows, &mut predicted);
+    let mut ratios: Vec<f32> = honest
+        .iter()
+        .zip(&predicted)
+        .map(|(sample, predicted)| predicted.ttft_ms_p50 / sample.ttft_ms.unwrap())
+        .collect();
+    ratios.sort_by(f32::total_cmp);
+    let median = ratios[ratios.len() / 2];
+    assert!((0.8..1.25).contains(&median), "{median}");
     service.end().await;
 }

@@ -50,15 +50,16 @@ impl Fit {
             ProgressStyle::with_template("fitting {wide_bar} {pos} rounds")
                 .unwrap_or(ProgressStyle::default_bar()),
         );
-        let fitted = fit(&xgboost, &examples, None, &options, &mut || {
+        let fitted = fit(&xgboost, &examples, None, None, &options, &mut || {
             bar.inc(1);
             true
         });
         bar.finish_and_clear();
         let fitted = fitted?;
         let held_out = examples.get(fitted.holdout.clone()).unwrap_or(&[]);
+        let assembled = fitted.assemble(&xgboost, &examples)?;
         let verdict = judge(&fitted.judged, None, held_out);
-        write_durably(&self.out, &fitted.onnx)?;
+        write_durably(&self.out, &assembled.onnx)?;
         if self.json {
             let result = json!({
                 "out": self.out,
@@ -66,11 +67,11 @@ impl Fit {
                 "lines": lines,
                 "rejected": rejected,
                 "samples": fitted.samples,
-                "rounds": fitted.rounds,
+                "rounds": fitted.rounds(),
                 "scores": fitted.scores,
                 "refused": verdict.refused,
-                "parity": fitted.parity,
-                "onnx_bytes": fitted.onnx.len(),
+                "parity": assembled.parity,
+                "onnx_bytes": assembled.onnx.len(),
             });
             println!("{result}");
         } else {
@@ -78,9 +79,14 @@ impl Fit {
             print_scores(&fitted.scores);
             println!(
                 "XGBoost, kernel and tract agree on all bits of {} values over {} rows",
-                fitted.parity.values, fitted.parity.rows
+                assembled.parity.values, assembled.parity.rows
             );
-            println!("wrote {} ({} bytes), model {}", self.out.display(), fitted.onnx.len(), fitted.model_id);
+            println!(
+                "wrote {} ({} bytes), model {}",
+                self.out.display(),
+                assembled.onnx.len(),
+                fitted.model_id
+            );
             for line in &verdict.refused {
                 println!("note: serve would not publish it: {line}");
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::Template;
 use foretoken_trainer::serve::{Ready, ServeOptions, serve};
 use foretoken_trainer::store::Bounds;
@@ -50,6 +51,19 @@ pub(super) struct Serve {
     /// Shortest time between two fits, seconds. A fit never takes more than a fifth of the time, whatever this is.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     refit_interval_s: u32,
+    /// Longest time between two fits from nothing, seconds; those between go on from the live model. Drift brings
+    /// one at once.
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=604_800))]
+    full_refit_s: u32,
+    /// Shortest time between two publications, seconds.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    publish_interval_s: u32,
+    /// Largest model that is published, KiB as it travels (deflated, in base64).
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(16..=65_536))]
+    max_model_kib: u32,
+    /// Longest evaluation of one row that is published, microseconds on this machine.
+    #[arg(long, default_value_t = 10.0)]
+    max_row_us: f64,
     /// Token that samples and commands must carry; the filter configuration's `samples.token` unless given.
     #[arg(long, env = "FORETOKEN_TOKEN", hide_env_values = true)]
     token: Option<String>,
@@ -135,6 +149,12 @@ impl Serve {
             },
             max_samples_per_s: self.max_samples_per_s,
             fit: self.fit.options(),
+            full_refit_interval: Duration::from_secs(self.full_refit_s.into()),
+            publish_interval: Duration::from_secs(self.publish_interval_s.into()),
+            model_limits: Limits {
+                packed_bytes: self.max_model_kib as usize * 1024,
+                row_us: self.max_row_us,
+            },
         })
     }
 }

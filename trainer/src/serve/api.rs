@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::State as FromState;
+use axum::extract::{Path, Query, State as FromState};
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, http};
+use serde::Deserialize;
 use serde_json::json;
 
 use super::State;
@@ -18,6 +19,7 @@ use super::status::Status;
 use crate::export::now_ms;
 use crate::ingest;
 use crate::metrics::Metrics;
+use crate::registry::Origin;
 use crate::store::{Appended, NotOnDisk};
 
 /// Longest time that a body may take to come.
@@ -36,6 +38,10 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/hold", post(|state, headers| set_held(state, headers, true)))
         .route("/v1/release", post(|state, headers| set_held(state, headers, false)))
+        .route("/v1/versions", get(versions))
+        .route("/v1/versions/{generation}", get(version))
+        .route("/v1/promote", post(promote))
+        .route("/v1/rollback", post(rollback))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .with_state(state)
@@ -210,6 +216,66 @@ async fn set_held(FromState(state): FromState<Arc<State>>, headers: HeaderMap, h
     Json(json!({"held": held})).into_response()
 }
 
+async fn versions(FromState(state): FromState<Arc<State>>) -> Response {
+    let versions = state.registry().versions();
+    match versions {
+        Ok(versions) => Json(versions).into_response(),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+async fn version(FromState(state): FromState<Arc<State>>, Path(generation): Path<u64>) -> Response {
+    let version = state.registry().read(generation);
+    match version {
+        Ok((version, _)) => Json(version).into_response(),
+        Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
+    }
+}
+
+/// Which version to publish again, and whether to hold publishing afterwards.
+#[derive(Debug, Deserialize)]
+struct Again {
+    generation: Option<u64>,
+    #[serde(default = "yes")]
+    hold: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+async fn promote(
+    FromState(state): FromState<Arc<State>>,
+    Query(again): Query<Again>,
+    headers: HeaderMap,
+) -> Response {
+    if again.generation.is_none() {
+        return refuse(StatusCode::BAD_REQUEST, "say which version: ?generation=N");
+    }
+    publish_again(state, again, Origin::Promoted, &headers).await
+}
+
+async fn rollback(
+    FromState(state): FromState<Arc<State>>,
+    Query(again): Query<Again>,
+    headers: HeaderMap,
+) -> Response {
+    publish_again(state, Again { generation: None, ..again }, Origin::RolledBack, &headers).await
+}
+
+async fn publish_again(state: Arc<State>, again: Again, origin: Origin, headers: &HeaderMap) -> Response {
+    if let Some(refused) = unauthorized(&state, headers) {
+        return refused;
+    }
+    let publishing =
+        tokio::task::spawn_blocking(move || state.publish_again(again.generation, origin, again.hold));
+    match publishing.await {
+        Ok(Ok(version)) => Json(version).into_response(),
+        Ok(Err(error)) => refuse(StatusCode::CONFLICT, &error),
+        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the trainer is ending"),
+    }
+}
+
 async fn metrics(FromState(state): FromState<Arc<State>>) -> Response {
     let (report, counts, bytes) = {
         let store = state.store();
@@ -254,6 +320,9 @@ mod tests {
             bounds: crate::store::Bounds::default(),
             max_samples_per_s,
             fit: crate::fit::FitOptions::default(),
+            full_refit_interval: Duration::from_secs(600),
+            publish_interval: Duration::ZERO,
+            model_limits: crate::gate::Limits::default(),
         };
         Some(Arc::new(State::open(&options, xgboost).unwrap()))
     }

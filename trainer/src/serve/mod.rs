@@ -21,17 +21,19 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
-use self::status::{FitStatus, Pending};
+use self::status::{FitStatus, Rollbacks};
 use crate::export::now_ms;
 use crate::fit::FitOptions;
+use crate::gate;
 use crate::ingest::limits::Limits;
 use crate::metrics::Metrics;
 use crate::publish::nodes::Nodes;
 use crate::publish::xds::{Ecds, ExtensionConfigDiscoveryServiceServer};
 use crate::publish::{Publications, Template, file};
-use crate::registry::{Registry, RegistryError, check_folder};
+use crate::registry::{Content, Origin, Registry, RegistryError, Version, check_folder};
 use crate::store::sync::Progress;
 use crate::store::{Bounds, Store, StoreError};
+use crate::watch::Drift;
 use crate::xgb::Xgboost;
 
 /// HTTP/2 pings find an Envoy that went without a word.
@@ -64,6 +66,12 @@ pub struct ServeOptions {
     pub max_samples_per_s: u32,
     /// How to fit.
     pub fit: FitOptions,
+    /// Longest time from one fit from nothing to the next.
+    pub full_refit_interval: Duration,
+    /// Shortest time from one publication to the next.
+    pub publish_interval: Duration,
+    /// What a model may cost.
+    pub model_limits: gate::Limits,
 }
 
 /// Why a service could not start or go on.
@@ -119,10 +127,18 @@ pub struct State {
     /// How far the disk is, without the store's lock.
     pub(crate) progress: watch::Receiver<Progress>,
     started: Instant,
+    pub(crate) full_refit_interval: Duration,
+    pub(crate) model_limits: gate::Limits,
+    publish_interval: Duration,
+    published_at: Mutex<Option<Instant>>,
+    drift: Mutex<Drift>,
+    rollbacks: Mutex<Rollbacks>,
+    /// Exists while held, so that a restart stays held.
+    held_file: PathBuf,
     store: Mutex<Store>,
     registry: Mutex<Registry>,
     fits: Mutex<FitStatus>,
-    pending: Mutex<Option<Pending>>,
+    pending: Mutex<Option<Content>>,
     held: AtomicBool,
     pub(crate) duplicates: AtomicU64,
     pub(crate) rejected: AtomicU64,
@@ -152,7 +168,12 @@ impl State {
         let publication = options.template.publication(generation, onnx);
         metrics.generation.set(i64::try_from(publication.generation).unwrap_or(i64::MAX));
         metrics.model_bytes.set(onnx.map_or(0, |onnx| i64::try_from(onnx.len()).unwrap_or(i64::MAX)));
-        metrics.held.set(options.hold.into());
+        let held_file = options.data_dir.join("held");
+        if options.hold {
+            remember_held(&held_file, true);
+        }
+        let held = held_file.exists();
+        metrics.held.set(held.into());
         metrics.window.set(i64::try_from(store.window_len()).unwrap_or(i64::MAX));
         tracing::info!(counts = ?store.counts(), generation, "data read");
         Ok(Self {
@@ -165,11 +186,18 @@ impl State {
             limits: Limits::new(options.max_samples_per_s),
             progress: store.progress(),
             started: Instant::now(),
+            full_refit_interval: options.full_refit_interval,
+            model_limits: options.model_limits,
+            publish_interval: options.publish_interval,
+            published_at: Mutex::default(),
+            drift: Mutex::default(),
+            rollbacks: Mutex::default(),
+            held_file,
             store: Mutex::new(store),
             registry: Mutex::new(registry),
             fits: Mutex::default(),
             pending: Mutex::default(),
-            held: AtomicBool::new(options.hold),
+            held: AtomicBool::new(held),
             duplicates: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             news: Notify::new(),
@@ -197,7 +225,7 @@ impl State {
         lock(&self.fits)
     }
 
-    pub(crate) fn pending(&self) -> MutexGuard<'_, Option<Pending>> {
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Option<Content>> {
         lock(&self.pending)
     }
 
@@ -206,18 +234,93 @@ impl State {
         self.held.load(Ordering::SeqCst)
     }
 
+    /// What has changed under the live model.
+    pub(crate) fn drift(&self) -> MutexGuard<'_, Drift> {
+        lock(&self.drift)
+    }
+
+    pub(crate) fn drift_mut(&self) -> MutexGuard<'_, Drift> {
+        lock(&self.drift)
+    }
+
+    pub(crate) fn rollbacks(&self) -> Rollbacks {
+        lock(&self.rollbacks).clone()
+    }
+
+    /// Notes that the trainer went back by itself, and why.
+    pub(crate) fn rolled_back(&self, reasons: Vec<String>) {
+        self.metrics.rollbacks.inc();
+        let mut rollbacks = lock(&self.rollbacks);
+        rollbacks.count += 1;
+        rollbacks.last_ms = Some(now_ms());
+        rollbacks.reasons = reasons;
+    }
+
+    /// When the next publication may go out; `None` for now.
+    pub(crate) fn next_publish_at(&self) -> Option<Instant> {
+        let at = (*lock(&self.published_at))? + self.publish_interval;
+        (at > Instant::now()).then_some(at)
+    }
+
+    pub(crate) fn published_now(&self) {
+        *lock(&self.published_at) = Some(Instant::now());
+    }
+
     /// Holds or releases; a model that was held back is published at the release.
     pub(crate) fn set_held(&self, held: bool) {
+        remember_held(&self.held_file, held);
         self.held.store(held, Ordering::SeqCst);
         self.metrics.held.set(held.into());
         tracing::info!(held, "hold");
         self.news.notify_one();
     }
 
+    /// Publishes the content of an old version; by default publishing is then held, or the next fit would
+    /// replace what somebody chose.
+    ///
+    /// # Errors
+    /// A sentence for people: there is no such version, or it cannot be written.
+    pub(crate) fn publish_again(
+        &self,
+        generation: Option<u64>,
+        origin: Origin,
+        hold: bool,
+    ) -> Result<Version, String> {
+        let content = {
+            let registry = self.registry();
+            let generation = generation
+                .or_else(|| registry.before())
+                .ok_or("there is no version to go back to; GET /v1/versions lists what there is")?;
+            registry.again(generation, origin).map_err(|error| error.to_string())?
+        };
+        if hold {
+            self.set_held(true);
+        }
+        *self.pending() = None;
+        learn::publish(self, content).map_err(|error| error.to_string())?;
+        let version = self.registry().current().map(|(version, _)| version.clone());
+        version.ok_or_else(|| "nothing is published".to_owned())
+    }
+
     async fn stopped(&self) {
         let mut stop = self.stop.subscribe();
         // An error means that the sender is gone: the end as well.
         let _ = stop.wait_for(|stop| *stop).await;
+    }
+}
+
+/// A hold outlives a restart.
+fn remember_held(path: &std::path::Path, held: bool) {
+    let result = if held {
+        std::fs::write(path, "While this file is here, nothing is published. POST /v1/release removes it.\n")
+    } else {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    };
+    if let Err(error) = result {
+        tracing::error!(%error, path = %path.display(), "the hold will not outlive a restart");
     }
 }
 

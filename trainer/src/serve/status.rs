@@ -6,12 +6,13 @@ use serde::Serialize;
 
 use super::State;
 use crate::fit::Rounds;
-use crate::gate::Verdict;
+use crate::gate::{Cost, Verdict};
 use crate::live::LiveReport;
 use crate::parity::ParityReport;
 use crate::publish::nodes::NodeStatus;
 use crate::store::Counts;
 use crate::store::training::Filling;
+use crate::watch::Drift;
 
 /// How a fit ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -21,6 +22,8 @@ pub enum FitResult {
     Published,
     /// The model would be published but for the hold.
     Held,
+    /// The model will be published when the publish interval has passed.
+    Waiting,
     /// The gate refused it.
     Refused,
     /// There is no model.
@@ -34,6 +37,7 @@ impl FitResult {
         match self {
             Self::Published => "published",
             Self::Held => "held",
+            Self::Waiting => "waiting",
             Self::Refused => "refused",
             Self::Failed => "failed",
         }
@@ -63,6 +67,8 @@ pub struct LastFit {
     pub parity: Option<ParityReport>,
     /// Size of the ONNX file.
     pub onnx_bytes: Option<usize>,
+    /// What it costs to send and to evaluate.
+    pub cost: Option<Cost>,
 }
 
 /// All fits since the start.
@@ -76,17 +82,15 @@ pub struct FitStatus {
     pub last: Option<LastFit>,
 }
 
-/// A model that passed the gate while nothing was to be published.
-#[derive(Debug)]
-pub struct Pending {
-    /// The ONNX file.
-    pub onnx: Vec<u8>,
-    /// Its id.
-    pub model_id: String,
-    /// Newest sample that it learned from.
-    pub trained_through_ms: u64,
-    /// Its scores.
-    pub scores: serde_json::Value,
+/// Times that the trainer went back to an older version by itself.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Rollbacks {
+    /// How often, since the start.
+    pub count: u64,
+    /// The last time, ms since the Unix epoch.
+    pub last_ms: Option<u64>,
+    /// Why, the last time.
+    pub reasons: Vec<String>,
 }
 
 /// The Envoys.
@@ -146,6 +150,10 @@ pub struct Status {
     pub xds: XdsStatus,
     /// The newest fit.
     pub last_fit: Option<LastFit>,
+    /// What has changed since the published model was fitted.
+    pub drift: Drift,
+    /// Times that the trainer went back to an older version by itself.
+    pub rollbacks: Rollbacks,
     /// Errors of the predictions that routed the newest samples.
     pub live: LiveReport,
 }
@@ -177,6 +185,8 @@ impl Status {
             published,
             xds: XdsStatus { clients: state.nodes.list() },
             last_fit: last,
+            drift: state.drift().clone(),
+            rollbacks: state.rollbacks(),
             live,
         }
     }

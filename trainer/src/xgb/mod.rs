@@ -132,7 +132,8 @@ impl Xgboost {
     /// # Errors
     /// [`XgbError::NotAModel`] by its shape, or [`XgbError`] when XGBoost cannot read it.
     pub fn load_booster(&self, model: &[u8]) -> Result<Booster, XgbError> {
-        shape::check(model).map_err(|reason| XgbError::NotAModel { reason })?;
+        shape::check(&crate::convert::finite_thresholds(model))
+            .map_err(|reason| XgbError::NotAModel { reason })?;
         let booster = Booster(self.0.booster(&[]).map_err(failed("make a booster"))?);
         booster.0.load(model).map_err(failed("read the model file"))?;
         Ok(booster)
@@ -249,6 +250,14 @@ impl Booster {
     /// [`XgbError`] when there are not as many.
     pub fn first(&self, rounds: u16) -> Result<Self, XgbError> {
         Ok(Self(self.0.slice(0, rounds.into()).map_err(failed("slice"))?))
+    }
+
+    /// The model as UBJSON, the form to keep and to load again.
+    ///
+    /// # Errors
+    /// [`XgbError`] with what XGBoost said.
+    pub fn to_ubj(&self) -> Result<Vec<u8>, XgbError> {
+        self.0.save(c"{\"format\":\"ubj\"}").map_err(failed("save as UBJSON"))
     }
 
     /// The model as XGBoost's JSON.
