@@ -157,3 +157,51 @@ fn a_missing_folder_is_named_before_the_work() {
     }
     assert!(!data.exists());
 }
+
+#[test]
+fn versions_of_a_folder_are_listed_compared_and_published_again() {
+    use foretoken_core::features::COUNT;
+    use foretoken_core::model::contract::Output;
+    use foretoken_core::model::ensemble::Ensemble;
+    use foretoken_core::model::onnx::write;
+    use foretoken_trainer::export::Facts;
+    use foretoken_trainer::registry::{Content, Registry, Version};
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path().join("models");
+    {
+        let mut registry = Registry::open(&models).unwrap();
+        for (id, parent) in [("first", 0), ("second", 1)] {
+            let facts = Facts { model_id: id.to_owned(), ..Default::default() };
+            let mut ensemble = Ensemble::new(COUNT);
+            ensemble.push_constant(1.0).unwrap();
+            let outputs: Vec<_> = Output::ALL.into_iter().take(4).map(|output| (output, &ensemble)).collect();
+            let mut card = Version::new(id, (1, 5), 10, serde_json::json!({"n": parent}));
+            card.parent = parent;
+            let onnx = write::write(&facts.metadata(), &outputs);
+            registry.add(Content { card, onnx, boosters: None }).unwrap();
+        }
+    }
+    std::fs::create_dir_all(dir.path().join("samples")).unwrap();
+    let data = dir.path().to_str().unwrap();
+    let run = |args: &[&str]| trainer(args).args(["--data-dir", data]).output().unwrap();
+    let listed = json(&run(&["versions", "--json"]));
+    assert_eq!(listed.as_array().unwrap().len(), 2);
+    let text = String::from_utf8(run(&["versions"]).stdout).unwrap();
+    assert!(text.contains("second") && text.contains("fitted"), "{text}");
+    let difference = json(&run(&["diff", "1", "2", "--json"]));
+    assert_eq!(difference["scores.n"], serde_json::json!({"from": 0, "to": 1}));
+    let back = json(&run(&["rollback", "--json"]));
+    assert_eq!((&back["generation"], &back["model_id"]), (&3.into(), &"first".into()));
+    assert!(dir.path().join("held").exists());
+    let shown = json(&run(&["show", "3", "--json"]));
+    assert_eq!((&shown["origin"], &shown["content_of"]), (&"rolled_back".into(), &1.into()));
+    let missing = run(&["promote", "7"]);
+    assert_eq!(missing.status.code(), Some(1));
+    let lock = foretoken_trainer::store::lock(&dir.path().join("samples")).unwrap();
+    let refused = run(&["promote", "2"]);
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && message.contains("--server"), "{message}");
+    drop(lock);
+    assert_eq!(json(&run(&["promote", "2", "--json"]))["generation"], 4);
+    assert_eq!(trainer(&["versions"]).output().unwrap().status.code(), Some(2));
+}

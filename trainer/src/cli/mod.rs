@@ -5,6 +5,7 @@ mod fit;
 mod golden;
 mod inspect;
 mod serve;
+mod versions;
 
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ use foretoken_trainer::xgb::{LIBRARY_IN_REPOSITORY, LIBRARY_VARIABLE, Xgboost};
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx\n  foretoken-trainer inspect model.onnx\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
+    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx\n  foretoken-trainer inspect model.onnx\n  foretoken-trainer versions --data-dir data\n  foretoken-trainer rollback --server http://127.0.0.1:9100\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -29,6 +30,11 @@ enum Command {
     Fit(fit::Fit),
     Convert(convert::Convert),
     Inspect(inspect::Inspect),
+    Versions(versions::Versions),
+    Show(versions::Show),
+    Promote(versions::Promote),
+    Rollback(versions::Rollback),
+    Diff(versions::Diff),
     Golden(golden::Golden),
 }
 
@@ -42,6 +48,11 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Fit(fit) => fit.run(),
         Command::Convert(convert) => convert.run(),
         Command::Inspect(inspect) => inspect.run(),
+        Command::Versions(versions) => versions.run(),
+        Command::Show(show) => show.run(),
+        Command::Promote(promote) => promote.run(),
+        Command::Rollback(rollback) => rollback.run(),
+        Command::Diff(diff) => diff.run(),
         Command::Golden(golden) => golden.run(),
     }
 }

@@ -309,8 +309,8 @@ impl State {
     }
 }
 
-/// A hold outlives a restart.
-fn remember_held(path: &std::path::Path, held: bool) {
+/// Makes a hold outlive a restart.
+pub fn remember_held(path: &std::path::Path, held: bool) {
     let result = if held {
         std::fs::write(path, "While this file is here, nothing is published. POST /v1/release removes it.\n")
     } else {

@@ -435,7 +435,11 @@ impl Store {
     }
 }
 
-fn lock(dir: &Path) -> Result<File, StoreError> {
+/// Takes the directory for this process until the file is dropped.
+///
+/// # Errors
+/// [`StoreError::Locked`] when another process has it.
+pub fn lock(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK_FILE);
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(at(&path))?;
     match file.try_lock() {
