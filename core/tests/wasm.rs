@@ -77,6 +77,7 @@ fn tokens_of_a_text_are_learned_to_the_same_value() {
         estimator.observe(1, prompt.text_bytes, &prompt.shape, tokens);
     }
     assert_eq!(estimator.bytes_per_token(1).to_bits(), 0x4019_93dd);
+    assert_eq!(estimator.estimate(1, &prompt).to_bits(), 0x4200_af2f);
 }
 
 #[test]

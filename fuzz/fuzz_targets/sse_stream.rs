@@ -1,14 +1,21 @@
-//! Event streams: no panic, and the summary does not depend on how the stream was split.
+//! Event streams: no panic, and neither the summary nor the answer's blocks depend on how the stream was split.
 //!
 //! The first byte of the input chooses the length of the chunks.
 
 #![no_main]
 
+use foretoken_core::request::{Api, BlockOptions, ChainTail, read_request};
 use foretoken_core::response::{BodyForm, ResponseReader, Summary};
 use libfuzzer_sys::fuzz_target;
 
+fn tail() -> ChainTail {
+    let body = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+    let options = BlockOptions { block_bytes: 4, max_blocks: 100 };
+    read_request(Api::Chat, body, options).expect("a chat").prompt.tail
+}
+
 fn read(stream: &[u8], chunk_bytes: usize) -> Summary {
-    let mut reader = ResponseReader::new(BodyForm::Sse);
+    let mut reader = ResponseReader::with_answer(BodyForm::Sse, tail());
     let mut shown = 0;
     let mut had_first = false;
     for chunk in stream.chunks(chunk_bytes) {
@@ -20,6 +27,7 @@ fn read(stream: &[u8], chunk_bytes: usize) -> Summary {
     }
     let summary = reader.finish(1);
     assert_eq!(summary.first_token_us.is_some(), summary.last_token_us.is_some());
+    assert!(summary.answer_blocks.len() <= 100);
     summary
 }
 

@@ -175,4 +175,6 @@ fn leading_bytes(text: &str, limit: usize) -> &str {
 }
 
 #[cfg(test)]
+mod api_tests;
+#[cfg(test)]
 mod tests;

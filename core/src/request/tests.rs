@@ -392,22 +392,23 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = read_request(Api::Chat, &body, BLOCKS);
-        let _ = read_request(Api::Completions, &body, BLOCKS);
+        for api in Api::ALL {
+            let _ = read_request(api, &body, BLOCKS);
+        }
     }
 
     #[test]
     fn a_request_cut_or_damaged_anywhere_never_panics(at in 0usize..400, byte in any::<u8>()) {
         let body = json!({"model": "m", "tools": [{"a": 1}], "max_tokens": 5, "stream_options": {"include_usage": true},
-            "prompt": [[1, 2], [3]], "messages": [{"role": "user", "content": [{"type": "text", "text": "a\n\u{e9}"},
+            "prompt": [[1, 2], [3]], "input": [{"type": "function_call", "name": "f", "arguments": "{}"}], "system": [{"text": "s"}], "messages": [{"role": "user", "content": [{"type": "text", "text": "a\n\u{e9}"},
             {"type": "image_url", "image_url": {"url": "u"}}], "tool_calls": [{"id": "x"}]}]}).to_string();
         let mut damaged = body.into_bytes();
         let at = at % damaged.len();
-        for api in [Api::Chat, Api::Completions] {
+        for api in Api::ALL {
             prop_assert!(read_request(api, &damaged[..at], BLOCKS).is_err());
         }
         damaged[at] = byte;
-        for api in [Api::Chat, Api::Completions] {
+        for api in Api::ALL {
             let _ = read_request(api, &damaged, BLOCKS);
         }
     }

@@ -235,4 +235,6 @@ pub fn form_of_content_type(content_type: &str) -> Option<BodyForm> {
 #[cfg(test)]
 mod answer_tests;
 #[cfg(test)]
+mod api_tests;
+#[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 use std::rc::Rc;
 
-use foretoken_core::sample::Ending;
+use foretoken_core::sample::{Ending, TokenSource};
 
 use super::Flow;
 use crate::host::mock::World;
@@ -159,6 +159,7 @@ fn a_streamed_answer_is_measured_and_becomes_one_sample() {
     worker.close(stream);
     assert_eq!(worker.host.metric("foretoken_ttft_ms"), [10]);
     assert_eq!(worker.host.metric("foretoken_tpot_ms"), [10]);
+    assert_eq!(worker.host.metric("foretoken_token_estimate_error_permille").len(), 1);
 
     let samples = worker.samples();
     assert_eq!(samples.len(), 1);
@@ -167,6 +168,54 @@ fn a_streamed_answer_is_measured_and_becomes_one_sample() {
     assert_eq!((sample.ttft_ms, sample.tpot_ms, sample.output_tokens), (Some(10.0), Some(10.0), 2));
     assert_eq!((sample.pod.as_str(), sample.picked.as_str()), (pod.as_str(), pod.as_str()));
     assert!(sample.at_ms >= 1_700_000_000_000, "time of day, not the monotonic clock");
+}
+
+#[test]
+fn an_embedding_is_picked_for_and_its_sample_has_an_end_and_no_token() {
+    let mut worker = Worker::new(&world(), &config(SAMPLES));
+    let (mut stream, flow) = worker.open(&[(":path", "/v1/embeddings")]);
+    assert_eq!(flow, Flow::Hold);
+    let text = r#"{"model":"e","input":["one text","another"]}"#;
+    worker.host.set_buffer(Buffer::RequestBody, text.as_bytes());
+    assert_eq!(stream.request_body(text.len(), true), Flow::Continue);
+    assert!(worker.picked().is_some());
+    worker.host.set_headers(Headers::Response, &[(":status", "200"), ("content-type", "application/json")]);
+    worker.host.put_property(&["upstream", "address"], b"10.0.0.1:80");
+    stream.response_headers(false);
+    let vectors =
+        r#"{"object":"list","data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#;
+    worker.answer_part(&mut stream, vectors, true);
+    worker.close(stream);
+    let samples = worker.samples();
+    let [sample] = samples.as_slice() else { panic!("{samples:?}") };
+    assert_eq!((sample.ttft_ms, sample.tpot_ms, sample.output_tokens), (None, None, 0));
+    assert!(sample.e2e_ms.is_some_and(|ms| ms > 0.0), "{sample:?}");
+    assert_eq!((sample.prompt_tokens, sample.ending), (Some(6), Ending::Complete));
+    assert!(!sample.is_clean(), "it has no TTFT to learn");
+    assert_eq!(worker.inflight(), 0);
+}
+
+#[test]
+fn without_usage_tokens_are_counted_and_timed_only_where_an_event_is_a_token() {
+    let mut worker = Worker::new(&world(), &config(SAMPLES));
+    let event = |text: &str| format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n");
+    for text in ["abcd", "a whole sentence in one event"] {
+        let mut stream = worker.send("hello", &[]);
+        worker.answer_head(&mut stream, "10.0.0.1:80", 1);
+        for _ in 0..3 {
+            worker.answer_part(&mut stream, &event(text), false);
+        }
+        worker.answer_part(&mut stream, "data: [DONE]\n\n", true);
+        worker.close(stream);
+    }
+    let samples = worker.samples();
+    let seen: Vec<_> = samples
+        .iter()
+        .map(|sample| (sample.tokens_from, sample.is_clean(), sample.ttft_ms.is_some(), sample.tpot_ms))
+        .collect();
+    let events = TokenSource::Events;
+    assert_eq!(seen, [(events, true, true, Some(10.0)), (events, true, true, None)]);
+    assert!(worker.host.metric("foretoken_token_estimate_error_permille").is_empty(), "no truth came");
 }
 
 #[test]
