@@ -31,8 +31,9 @@ const DOWN_AFTER: u32 = 3;
 /// Envoy answers a callout itself with this status when it cannot connect.
 const UNREACHABLE: u16 = 503;
 
-/// Time between two writes of the table, per pod in it: packing takes time in proportion.
-const WRITE_GAP_US_PER_POD: u64 = 20;
+/// Time between two writes of the table, per pod in it: packing takes time in proportion, and so does unpacking,
+/// which every worker does before its next decision.
+const WRITE_GAP_US_PER_POD: u64 = 100;
 
 /// First byte of the shared value.
 const FORMAT: u8 = 1;
