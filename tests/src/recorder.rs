@@ -1,12 +1,12 @@
 //! A pod that keeps what reaches it: for tests about which bytes and headers pass through Envoy.
 //!
-//! It answers every request with one short stream in vLLM's form, and `/health` and `/metrics` as an idle
-//! engine does. It has no queue and no latency worth the name; for those see [`crate::pods`].
+//! It answers every request with one short stream in vLLM's form, with a load report where the request asks for
+//! one, and `/health` and `/metrics` as an idle engine does. It has no queue and no latency worth the name; for those see [`crate::pods`].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use ::http::{HeaderMap, Method, Uri, header};
+use ::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use anyhow::Result;
 use axum::Router;
 use axum::body::Bytes;
@@ -22,6 +22,9 @@ data: {\"id\":\"r\",\"object\":\"text_completion\",\"choices\":[{\"index\":0,\"t
 data: [DONE]
 
 ";
+
+const LOAD_REPORT: &str =
+    "TEXT named_metrics.kv_cache_usage_perc=0.0, named_metrics.num_requests_waiting=0.0";
 
 /// A request as it arrived.
 #[derive(Debug, Clone)]
@@ -110,8 +113,13 @@ async fn record(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
+    let asks_for_load = headers.contains_key("endpoint-load-metrics-format");
     if let Ok(mut received) = received.lock() {
         received.push(Received { method, path: uri.to_string(), headers, body });
     }
-    ([(header::CONTENT_TYPE, "text/event-stream")], ANSWER).into_response()
+    let mut response = ([(header::CONTENT_TYPE, "text/event-stream")], ANSWER).into_response();
+    if asks_for_load {
+        response.headers_mut().insert("endpoint-load-metrics", HeaderValue::from_static(LOAD_REPORT));
+    }
+    response
 }
