@@ -5,6 +5,9 @@
 //! * [`pod`]: that engine behind an OpenAI-compatible HTTP server with vLLM's bytes and metric names.
 //! * [`load`]: seeded workloads, a client that measures TTFT, TPOT and E2E, and its report.
 //! * [`virtual_time`]: that engine, routers and workloads as discrete events.
+//! * [`bench`]: all policies on all traffic, and the report.
+//! * [`calibrate`]: the step time fitted to published measurements.
+//! * [`rivals`]: the routers that foretoken is measured against.
 //! * [`workloads`]: public traces and synthetic traffic for it.
 //! * [`tokenizer`], [`answer`]: what a token is here, and the text that a pod answers with.
 //!
@@ -17,9 +20,12 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod bench;
+pub mod calibrate;
 pub mod engine;
 pub mod load;
 pub mod pod;
+pub mod rivals;
 pub mod tokenizer;
 pub mod virtual_time;
 pub mod workloads;

@@ -1,8 +1,11 @@
 //! The command line; thin over the library.
 
+mod bench;
+mod calibrate;
 mod load;
 mod pods;
 mod profiles;
+mod replay;
 
 use std::process::ExitCode;
 
@@ -17,6 +20,8 @@ use clap::{Parser, Subcommand};
     after_help = "Examples:\n  \
         foretoken-sim pods --profile fast --profile slow --count 4 --json\n  \
         foretoken-sim load --target http://127.0.0.1:10000 --workload demo --pods 4 --seconds 40 --json report.json\n  \
+        foretoken-sim bench --quick --json bench.json --html bench.html\n  \
+        foretoken-sim replay trace.csv --pods 8\n  \
         foretoken-sim profiles --json > profiles.json"
 )]
 pub(crate) struct Cli {
@@ -30,6 +35,12 @@ enum Command {
     Pods(pods::Args),
     /// Play a workload against a base URL and report TTFT, TPOT and E2E.
     Load(load::Args),
+    /// Run every policy on every traffic in virtual time, and report.
+    Bench(bench::Args),
+    /// Play a trace against policies in virtual time, and say which would have served it best.
+    Replay(replay::Args),
+    /// Fit the step time to published measurements, and say how well it fits.
+    Calibrate(calibrate::Args),
     /// List the built-in hardware profiles and workloads.
     Profiles(profiles::Args),
 }
@@ -39,6 +50,9 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Pods(args) => runtime()?.block_on(pods::run(args)),
         Command::Load(args) => runtime()?.block_on(load::run(args)),
+        Command::Bench(args) => bench::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Profiles(args) => profiles::run(&args),
     }
 }

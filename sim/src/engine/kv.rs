@@ -90,6 +90,20 @@ impl KvCache {
         (hits, free_hits)
     }
 
+    /// As [`Self::leading_hits`], in fewer look-ups. The tail of a prefix goes before its head, so what is here of
+    /// a chain is nearly always its head alone; where it is not, the count may be off.
+    #[must_use]
+    pub fn leading_hits_by_bisection(&self, hashes: &[u64]) -> u32 {
+        hashes.partition_point(|hash| self.by_hash.contains_key(hash)) as u32
+    }
+
+    /// Free blocks without content.
+    #[must_use]
+    pub fn empty_blocks(&self) -> u32 {
+        let held_and_known = self.by_hash.len() as u32;
+        (self.slots.len() as u32).saturating_sub(held_and_known).min(self.free)
+    }
+
     /// Holds the blocks with these hashes and appends them to `held`. They must all be here
     /// ([`Self::leading_hits`]); the first that is not ends the walk.
     pub fn hold_hits(&mut self, hashes: &[u64], held: &mut Vec<BlockId>) {

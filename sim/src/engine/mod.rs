@@ -6,8 +6,10 @@
 //! same run.
 //!
 //! * [`profile`]: hardware speed and size, and the step time.
+//! * [`forecast`]: what becomes of it if nothing more arrives.
 //! * [`kv`]: the block cache. [`prompt`]: tokens as hashed blocks. `scheduler`: what a step computes.
 
+pub mod forecast;
 pub mod kv;
 pub mod profile;
 pub mod prompt;
@@ -241,6 +243,12 @@ impl Engine {
         let hashes = prompt.hashes();
         let whole = (prompt.len().saturating_sub(1) / self.profile.block_tokens) as usize;
         self.kv.leading_hits(&hashes[..whole.min(hashes.len())]).0 * self.profile.block_tokens
+    }
+
+    /// Blocks that hold nothing worth keeping.
+    #[must_use]
+    pub fn empty_blocks(&self) -> u32 {
+        self.kv.empty_blocks()
     }
 
     /// State and counters now.

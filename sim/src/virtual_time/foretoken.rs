@@ -38,8 +38,10 @@ pub trait Fit {
 pub struct Refit {
     /// Time between two fits.
     pub interval_us: u64,
-    /// No fit below this many samples, nor with fewer new ones than a tenth of it.
+    /// No fit below this many samples.
     pub min_samples: usize,
+    /// No fit before there are this many new samples for each one of the last fit.
+    pub growth: f64,
     /// Newest samples that are kept.
     pub window: usize,
     /// Time from the fit's start until workers route by its model.
@@ -48,7 +50,7 @@ pub struct Refit {
 
 impl Default for Refit {
     fn default() -> Self {
-        Self { interval_us: 10_000_000, min_samples: 300, window: 20_000, delay_us: 2_000_000 }
+        Self { interval_us: 10_000_000, min_samples: 300, growth: 0.25, window: 20_000, delay_us: 2_000_000 }
     }
 }
 
@@ -63,6 +65,8 @@ pub struct ForetokenOptions {
     pub envoys: usize,
     /// Time between two scrapes of a pod.
     pub scrape_interval_ms: u32,
+    /// Whether pods are scraped at all.
+    pub scraped: bool,
     /// Fields of the filter's configuration (`docs/configuration.md`), laid over its defaults.
     pub config: serde_json::Value,
     /// Whether a decision lists every candidate, for observers; else as many as `pick.count` says.
@@ -82,6 +86,7 @@ impl Default for ForetokenOptions {
             workers: 1,
             envoys: 1,
             scrape_interval_ms: 200,
+            scraped: true,
             config: serde_json::json!({}),
             list_all: false,
             model: None,
@@ -123,10 +128,13 @@ pub struct Foretoken {
     fit: Option<Box<dyn Fit>>,
     samples: Vec<Sample>,
     unfitted: usize,
+    /// Samples of the last fit.
+    fitted: usize,
     fit_due_us: u64,
     coming: Option<(u64, Arc<Model>)>,
     generation: u64,
     refused_fits: u64,
+    refusal: Option<String>,
     decisions: u64,
     by_model: u64,
     refused: u64,
@@ -146,6 +154,8 @@ fn merge(base: &mut serde_json::Value, over: &serde_json::Value) {
                 merge(base.entry(key.clone()).or_insert(serde_json::Value::Null), value);
             }
         }
+        // Nothing is laid over.
+        (_, serde_json::Value::Null) => {}
         (base, over) => *base = over.clone(),
     }
 }
@@ -196,10 +206,12 @@ impl Foretoken {
             fit,
             samples: Vec::new(),
             unfitted: 0,
+            fitted: 0,
             fit_due_us: 0,
             coming: None,
             generation: u64::from(options.model.is_some()),
             refused_fits: 0,
+            refusal: None,
             decisions: 0,
             by_model: 0,
             refused: 0,
@@ -217,6 +229,12 @@ impl Foretoken {
     #[must_use]
     pub fn samples(&self) -> &[Sample] {
         &self.samples
+    }
+
+    /// Why the last fit that gave no model gave none.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
     }
 
     /// Index of the pod with this address.
@@ -277,9 +295,10 @@ impl Foretoken {
         let due = now_us >= self.fit_due_us
             && self.coming.is_none()
             && self.samples.len() >= refit.min_samples
-            && self.unfitted * 10 >= refit.min_samples;
+            && self.unfitted as f64 >= refit.growth * self.fitted as f64;
         if let Some(fit) = self.fit.as_mut().filter(|_| due) {
             self.fit_due_us = now_us + refit.interval_us;
+            self.fitted = self.samples.len().min(window);
             self.unfitted = 0;
             let newest = self.samples.len().saturating_sub(window);
             match fit.fit(&self.samples[newest..]) {
@@ -287,6 +306,7 @@ impl Foretoken {
                 Err(reason) => {
                     tracing::info!(reason, "no model from this fit");
                     self.refused_fits += 1;
+                    self.refusal = Some(reason);
                 }
             }
         }
@@ -310,7 +330,7 @@ impl Policy for Foretoken {
     }
 
     fn scrape_interval_us(&self) -> Option<u64> {
-        Some(u64::from(self.options.scrape_interval_ms) * 1000)
+        self.options.scraped.then_some(u64::from(self.options.scrape_interval_ms) * 1000)
     }
 
     fn scraped(&mut self, pod: usize, metrics: &PodMetrics, now_us: u64) {

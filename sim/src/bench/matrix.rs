@@ -1,0 +1,213 @@
+//! All cells, on all cores.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::capacity::sustained_rate;
+use super::cell::{Cell, CellError, CellSpec, run_cell};
+use super::policies::{ABLATIONS, FORETOKEN, Models};
+use super::pool::Pool;
+use super::summary::Summary;
+use super::traffic::Traffic;
+use crate::rivals::{ORACLES, RIVALS};
+
+/// Policies among which the best sustained rate is looked for.
+const SCALE: [&str; 4] = ["gie-default", "sticky", "radix", FORETOKEN];
+
+/// What is run.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    /// Traffic.
+    pub traffic: Vec<Traffic>,
+    /// Shares of the best policy's sustained rate.
+    pub loads: Vec<f64>,
+    /// Sizes of the pool.
+    pub pods: Vec<usize>,
+    /// Hardware.
+    pub pools: Vec<Pool>,
+    /// Who routes.
+    pub policies: Vec<String>,
+    /// foretoken's ablations; run at the middle load only.
+    pub ablations: Vec<String>,
+    /// Seeds.
+    pub seeds: Vec<u64>,
+    /// Requests of a cell, as a share of what the traffic asks for.
+    pub requests: f64,
+    /// A fixed rate a pod instead of shares of the sustained one.
+    pub rate_per_pod: Option<f64>,
+    /// Runs at once.
+    pub threads: usize,
+}
+
+/// A sustained rate that was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Traffic.
+    pub workload: String,
+    /// Pods.
+    pub pods: usize,
+    /// Hardware.
+    pub pool: Pool,
+    /// Who routed.
+    pub policy: String,
+    /// Requests a second.
+    pub rate: f64,
+}
+
+/// All figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of this program.
+    pub version: String,
+    /// Every run.
+    pub cells: Vec<Cell>,
+    /// Sustained rates.
+    pub rates: Vec<Rate>,
+    /// The ratios that are claimed.
+    pub summary: Summary,
+    /// How long it took, s.
+    pub wall_s: f64,
+}
+
+impl Matrix {
+    /// The whole one (`quick`: a corner of it that takes minutes), of this traffic.
+    #[must_use]
+    pub fn new(traffic: Vec<Traffic>, quick: bool) -> Self {
+        let all = std::iter::once(FORETOKEN).chain(RIVALS).chain(ORACLES).map(str::to_owned);
+        let ablations = ABLATIONS.iter().map(|(name, _)| (*name).to_owned());
+        Self {
+            traffic,
+            loads: if quick { vec![0.8] } else { vec![0.5, 0.8, 0.95] },
+            pods: if quick { vec![4] } else { vec![4, 16] },
+            pools: vec![Pool::Equal, Pool::Mixed],
+            policies: all.collect(),
+            ablations: if quick { vec!["foretoken-untrained".to_owned()] } else { ablations.collect() },
+            seeds: if quick { vec![1] } else { vec![1, 2, 3] },
+            requests: if quick { 0.5 } else { 1.0 },
+            rate_per_pod: None,
+            threads: std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
+        }
+    }
+
+    /// Runs everything. `tick` hears of each finished run, with how many there are.
+    ///
+    /// # Errors
+    /// The first [`CellError`]; what runs is finished before.
+    pub fn run(&self, models: &Models, tick: &(dyn Fn(usize, usize) + Sync)) -> Result<Report, CellError> {
+        let start = Instant::now();
+        let rates = if self.rate_per_pod.is_some() { Vec::new() } else { self.rates(models, tick)? };
+        let specs = self.specs(&rates);
+        let cells = parallel(self.threads, &specs, tick, |spec| run_cell(spec, models))?;
+        let summary = Summary::of(&cells, &rates);
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Report { version, cells, rates, summary, wall_s: start.elapsed().as_secs_f64() })
+    }
+
+    fn count(&self, traffic: &Traffic, pods: usize) -> usize {
+        // Conversations' contexts fill caches slowly; a cell of few requests measures a cold pool.
+        ((traffic.requests_per_pod * pods) as f64 * self.requests).max(200.0) as usize
+    }
+
+    fn rates(&self, models: &Models, tick: &(dyn Fn(usize, usize) + Sync)) -> Result<Vec<Rate>, CellError> {
+        let mut wanted = Vec::new();
+        for traffic in &self.traffic {
+            for &pods in &self.pods {
+                for &pool in &self.pools {
+                    let known = |name: &&str| self.policies.iter().any(|policy| policy == name);
+                    wanted.extend(
+                        SCALE.iter().filter(|name| known(name)).map(|name| (traffic, pods, pool, *name)),
+                    );
+                }
+            }
+        }
+        parallel(self.threads, &wanted, tick, |&(traffic, pods, pool, policy)| {
+            let requests = self.count(traffic, pods);
+            // Models are of the rate they were fitted at; the search for it goes by the prior.
+            let name = if policy == FORETOKEN { "foretoken-untrained" } else { policy };
+            let rate = sustained_rate(traffic, pods, pool, name, models, requests, 1)?;
+            Ok(Rate { workload: traffic.name.clone(), pods, pool, policy: policy.to_owned(), rate })
+        })
+    }
+
+    fn specs(&self, rates: &[Rate]) -> Vec<CellSpec<'_>> {
+        let middle = self.loads.get(self.loads.len() / 2).copied().unwrap_or(1.0);
+        let mut specs = Vec::new();
+        for traffic in &self.traffic {
+            for &pods in &self.pods {
+                for &pool in &self.pools {
+                    let of = |rate: &&Rate| {
+                        rate.workload == traffic.name && rate.pods == pods && rate.pool == pool
+                    };
+                    let best = self.rate_per_pod.map_or_else(
+                        || rates.iter().filter(of).map(|rate| rate.rate).fold(0.0, f64::max),
+                        |rate| rate * pods as f64,
+                    );
+                    let spec = |load: f64, policy: &String, seed: u64| CellSpec {
+                        traffic,
+                        load,
+                        rate: best * load,
+                        requests: self.count(traffic, pods),
+                        pods,
+                        pool,
+                        policy: policy.clone(),
+                        seed,
+                    };
+                    for &seed in &self.seeds {
+                        for &load in &self.loads {
+                            specs.extend(self.policies.iter().map(|policy| spec(load, policy, seed)));
+                        }
+                        specs.extend(self.ablations.iter().map(|policy| spec(middle, policy, seed)));
+                    }
+                }
+            }
+        }
+        // A policy that nobody sustains has no load.
+        specs.retain(|spec| spec.rate > 0.0);
+        specs
+    }
+}
+
+/// Runs `work` on every item; results in the items' order.
+fn parallel<I: Sync, O: Send, E: Send>(
+    threads: usize,
+    items: &[I],
+    tick: &(dyn Fn(usize, usize) + Sync),
+    work: impl Fn(&I) -> Result<O, E> + Sync,
+) -> Result<Vec<O>, E> {
+    let next = AtomicUsize::new(0);
+    let done = AtomicUsize::new(0);
+    let results: Mutex<Vec<(usize, O)>> = Mutex::new(Vec::new());
+    let failed: Mutex<Option<E>> = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(at) else { return };
+                    match work(item) {
+                        Ok(result) => lock(&results).push((at, result)),
+                        Err(error) => {
+                            lock(&failed).get_or_insert(error);
+                            next.store(items.len(), Ordering::Relaxed);
+                        }
+                    }
+                    tick(done.fetch_add(1, Ordering::Relaxed) + 1, items.len());
+                }
+            });
+        }
+    });
+    if let Some(error) = lock(&failed).take() {
+        return Err(error);
+    }
+    let mut results = std::mem::take(&mut *lock(&results));
+    results.sort_by_key(|(at, _)| *at);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}
+
+/// The lock, also after a thread that held it panicked: what it guards is whole between statements.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,178 @@
+//! `foretoken-sim bench`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use foretoken_sim::bench::fit::Trainer;
+use foretoken_sim::bench::policies::{ABLATIONS, FORETOKEN, Models};
+use foretoken_sim::bench::pool::Pool;
+use foretoken_sim::bench::{Matrix, html, traffic};
+use foretoken_sim::rivals::{ORACLES, RIVALS};
+use indicatif::{ProgressBar, ProgressStyle};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    foretoken-sim bench --quick --json bench.json --html bench.html\n  \
+    foretoken-sim bench --traces ../shared/traces --json bench.json\n  \
+    foretoken-sim bench --workload churn --pods 8 --load 0.8 --policy foretoken --policy gie-default\n\n\
+    Without --trainer (and none beside this program) foretoken runs untrained, on its prior.")]
+pub(crate) struct Args {
+    /// A corner of the matrix: 4 pods, load 80 %, one seed.
+    #[arg(long)]
+    quick: bool,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write one page with plots.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Folder of public traces; generators stand in for those that are not there.
+    #[arg(long, value_name = "DIR")]
+    traces: Option<PathBuf>,
+    /// Only this traffic (repeatable).
+    #[arg(long, value_name = "NAME")]
+    workload: Vec<String>,
+    /// Only this policy (repeatable).
+    #[arg(long, value_name = "NAME")]
+    policy: Vec<String>,
+    /// Only this load, as a share of the best policy's sustained rate (repeatable).
+    #[arg(long, value_name = "SHARE")]
+    load: Vec<f64>,
+    /// Only this many pods (repeatable).
+    #[arg(long, value_name = "N")]
+    pods: Vec<usize>,
+    /// Only this hardware: equal or mixed (repeatable).
+    #[arg(long, value_name = "POOL", value_parser = ["equal", "mixed"])]
+    pool: Vec<String>,
+    /// Only this seed (repeatable).
+    #[arg(long, value_name = "N")]
+    seed: Vec<u64>,
+    /// Requests of a cell, as a share of the usual.
+    #[arg(long, value_name = "SHARE")]
+    requests: Option<f64>,
+    /// Requests a second for each pod at load 1, instead of searching.
+    #[arg(long, value_name = "RATE")]
+    rate_per_pod: Option<f64>,
+    /// `foretoken-trainer`, whose `fit` makes the models; else the one beside this program.
+    #[arg(long, value_name = "FILE", env = "FORETOKEN_TRAINER")]
+    trainer: Option<PathBuf>,
+    /// libxgboost for the trainer.
+    #[arg(long, value_name = "FILE")]
+    xgboost: Option<PathBuf>,
+    /// Fields of the filter's configuration laid over its defaults, as JSON.
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    config: String,
+    /// Runs at once.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Name all traffic and policies, and run nothing.
+    #[arg(long)]
+    list: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut traffic = traffic::all(args.traces.as_deref())?;
+    if args.list {
+        println!("workloads: {}", traffic.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", "));
+        println!("policies: {FORETOKEN}, {}, {}", RIVALS.join(", "), ORACLES.join(", "));
+        for (name, what) in ABLATIONS {
+            println!("  {name:26} {what}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    for name in &args.workload {
+        if !traffic.iter().any(|one| one.name == *name) {
+            bail!("no workload `{name}`; `foretoken-sim bench --list` names all");
+        }
+    }
+    traffic.retain(|one| args.workload.is_empty() || args.workload.contains(&one.name));
+    let mut matrix = Matrix::new(traffic, args.quick);
+    if !args.policy.is_empty() {
+        matrix.policies.clone_from(&args.policy);
+        matrix.ablations.clear();
+    }
+    if !args.load.is_empty() {
+        matrix.loads.clone_from(&args.load);
+    }
+    if !args.pods.is_empty() {
+        matrix.pods.clone_from(&args.pods);
+    }
+    if !args.pool.is_empty() {
+        let pool = |name: &String| if name == "mixed" { Pool::Mixed } else { Pool::Equal };
+        matrix.pools = args.pool.iter().map(pool).collect();
+    }
+    if !args.seed.is_empty() {
+        matrix.seeds.clone_from(&args.seed);
+    }
+    matrix.requests = args.requests.unwrap_or(matrix.requests);
+    matrix.rate_per_pod = args.rate_per_pod;
+    matrix.threads = args.threads.unwrap_or(matrix.threads);
+
+    let scratch = Scratch::new()?;
+    let models = models(&args, &scratch)?;
+    let bar = ProgressBar::new(0).with_style(
+        ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}")
+            .unwrap_or(ProgressStyle::default_bar()),
+    );
+    let report = matrix.run(&models, &|done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    let untrained = |cell: &&foretoken_sim::bench::Cell| cell.by_model == 0.0 && cell.fit_refused.is_some();
+    if let Some(cell) = report.cells.iter().find(untrained) {
+        let reason = cell.fit_refused.as_deref().unwrap_or_default();
+        eprintln!("foretoken-sim: {} on {} ran untrained: {reason}", cell.policy, cell.workload);
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, html::page(&report)).with_context(|| format!("writing {}", path.display()))?;
+    }
+    super::replay::table(&report.cells);
+    for (name, reached, goal, less) in html::goals(&report) {
+        if let Some(reached) = reached {
+            let met = if less { reached <= goal } else { reached >= goal };
+            println!("{} {name}: {reached:.3} (goal {goal})", if met { "met   " } else { "missed" });
+        }
+    }
+    println!("{} runs in {:.0} s", report.cells.len(), report.wall_s);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn models(args: &Args, scratch: &Scratch) -> anyhow::Result<Models> {
+    let config = serde_json::from_str(&args.config).context("--config is not JSON")?;
+    let mut arguments = Vec::new();
+    if let Some(library) = &args.xgboost {
+        arguments.extend(["--xgboost-lib".to_owned(), library.display().to_string()]);
+    }
+    let binary = args.trainer.clone().or_else(Trainer::beside);
+    if binary.is_none() {
+        eprintln!(
+            "foretoken-sim: no foretoken-trainer here, so foretoken runs untrained; give it with --trainer"
+        );
+    }
+    let trainer = binary.map(|binary| Trainer::new(&binary, &scratch.0, arguments));
+    Ok(Models { trainer, start: None, config })
+}
+
+/// A folder for the files of fits, gone at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> anyhow::Result<Self> {
+        let path = std::env::temp_dir().join(format!("foretoken-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Nothing is lost with what cannot be removed.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
