@@ -71,7 +71,7 @@ pub(crate) struct Args {
     list: bool,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut traffic = traffic::all(args.traces.as_deref())?;
     if args.list {
         println!("workloads: {}", traffic.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", "));
@@ -110,7 +110,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     matrix.threads = args.threads.unwrap_or(matrix.threads);
 
     let scratch = Scratch::new()?;
-    let models = models(&args, &scratch)?;
+    let models = models(args, &scratch)?;
     let bar = ProgressBar::new(0).with_style(
         ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}")
             .unwrap_or(ProgressStyle::default_bar()),

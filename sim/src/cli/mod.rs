@@ -50,8 +50,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Pods(args) => runtime()?.block_on(pods::run(args)),
         Command::Load(args) => runtime()?.block_on(load::run(args)),
-        Command::Bench(args) => bench::run(args),
-        Command::Replay(args) => replay::run(args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Profiles(args) => profiles::run(&args),
     }

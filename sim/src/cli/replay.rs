@@ -50,7 +50,7 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let rows = read_file(&args.file)?;
     if rows.len() < 2 {
         bail!("{} has {} requests; a replay needs at least 2", args.file.display(), rows.len());
