@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use foretoken_core::config::{Config, ModelConfig};
 use foretoken_core::fallback::Reason;
+use foretoken_core::request::Api;
 use foretoken_core::telemetry::Dialect;
 use serde_json::Value;
 
@@ -117,5 +118,17 @@ fn every_fallback_is_documented_in_order() {
             _ => "Envoy",
         };
         assert_eq!((cells.len(), cells[1].as_str()), (4, expected), "{}", reason.name());
+    }
+}
+
+#[test]
+fn every_api_is_documented_by_its_path() {
+    let paths: Vec<String> =
+        rows(include_str!("../../docs/apis.md")).iter().map(|row| row[0].replace('`', "")).collect();
+    assert_eq!(paths, Api::ALL.map(Api::path));
+    let fallbacks = rows(include_str!("../../docs/fallbacks.md"));
+    let unknown = fallbacks.iter().find(|row| row[0] == "`unknown_path`").expect("its row");
+    for api in Api::ALL {
+        assert!(unknown[2].contains(&format!("`{}`", api.path())), "{}", api.path());
     }
 }
