@@ -30,6 +30,8 @@ pub mod serve;
 pub mod store;
 #[doc(hidden)]
 pub mod synthetic;
+pub mod table;
+pub mod tls;
 pub mod trust;
 pub mod watch;
 pub mod xgb;

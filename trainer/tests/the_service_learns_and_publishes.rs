@@ -70,6 +70,7 @@ impl Service {
             publish_interval: Duration::ZERO,
             // A debug build takes many times as long as a release build.
             model_limits: Limits { row_us: 10_000.0, ..Limits::default() },
+            tls: None,
         };
         let (told, ready) = oneshot::channel();
         let (end, ended) = oneshot::channel::<()>();

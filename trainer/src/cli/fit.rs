@@ -1,6 +1,5 @@
 //! `fit`: a model from files of samples, without a service.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -9,10 +8,9 @@ use foretoken_trainer::dataset::{Example, example};
 use foretoken_trainer::export::now_ms;
 use foretoken_trainer::fit::{Scores, fit, max_total_rounds};
 use foretoken_trainer::gate::judge;
-use foretoken_trainer::ingest;
 use foretoken_trainer::registry::{check_folder, write_durably};
 use foretoken_trainer::score::TargetScore;
-use foretoken_trainer::store::segment;
+use foretoken_trainer::table::files;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -24,9 +22,9 @@ use super::{FitArgs, Library};
     after_help = "Examples:\n  foretoken-trainer fit --samples samples.ndjson --out model.onnx\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx --json\n\nThe newest fifth of the samples is held out for the scores. The model is written only when XGBoost, the kernel\nand tract give the same bits for it."
 )]
 pub(super) struct Fit {
-    /// Files of samples: NDJSON, or segments of a trainer's store.
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
-    samples: Vec<PathBuf>,
+    /// Files or URLs of samples: .parquet, .csv, .log (segments of a trainer's store), else NDJSON.
+    #[arg(long, value_name = "PLACE", required = true, num_args = 1..)]
+    samples: Vec<String>,
     /// Where the model goes.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -97,29 +95,13 @@ impl Fit {
     fn read(&self) -> Result<(Vec<Example>, usize, usize)> {
         let (mut examples, mut lines, mut rejected) = (Vec::new(), 0, 0);
         let mut first = None;
-        let now_ms = now_ms();
-        for path in &self.samples {
-            let text =
-                fs::read(path).with_context(|| format!("cannot read samples from {}", path.display()))?;
-            for line in text.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
-                lines += 1;
-                // Lines of the trainer's own store carry a checksum.
-                let line = match segment::decode(line) {
-                    Some((segment::Kind::Sample, json)) => json,
-                    Some((segment::Kind::Quarantined, _)) => {
-                        rejected += 1;
-                        continue;
-                    }
-                    None => line,
-                };
-                match ingest::read_line(line, now_ms) {
-                    Ok(sample) => examples.extend(example(&sample)),
-                    Err((_, detail)) => {
-                        rejected += 1;
-                        first.get_or_insert(format!("{}: {detail}", path.display()));
-                    }
-                }
-            }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        for place in &self.samples {
+            let read = runtime.block_on(files::read(place, now_ms())).context("cannot read samples")?;
+            lines += read.lines;
+            rejected += read.rejected;
+            first = first.or(read.first.map(|detail| format!("{place}: {detail}")));
+            examples.extend(read.samples.iter().filter_map(|(sample, _)| example(sample)));
         }
         if let (Some(first), true) = (first, examples.is_empty()) {
             bail!("none of {lines} lines is a sample; the first: {first}");

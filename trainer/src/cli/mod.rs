@@ -5,6 +5,7 @@ mod fit;
 mod golden;
 mod inspect;
 mod serve;
+mod transfer;
 mod versions;
 
 use std::path::PathBuf;
@@ -26,7 +27,10 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Serve),
+    // It has many options.
+    Serve(Box<serve::Serve>),
+    Export(transfer::Export),
+    Import(transfer::Import),
     Fit(fit::Fit),
     Convert(convert::Convert),
     Inspect(inspect::Inspect),
@@ -45,6 +49,8 @@ enum Command {
 pub(crate) fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(serve) => serve.run(),
+        Command::Export(export) => export.run(),
+        Command::Import(import) => import.run(),
         Command::Fit(fit) => fit.run(),
         Command::Convert(convert) => convert.run(),
         Command::Inspect(inspect) => inspect.run(),

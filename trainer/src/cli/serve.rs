@@ -11,6 +11,7 @@ use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::Template;
 use foretoken_trainer::serve::{Ready, ServeOptions, serve};
 use foretoken_trainer::store::Bounds;
+use foretoken_trainer::tls::TlsOptions;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{FitArgs, Library};
@@ -67,6 +68,15 @@ pub(super) struct Serve {
     /// Token that samples and commands must carry; the filter configuration's `samples.token` unless given.
     #[arg(long, env = "FORETOKEN_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    /// Certificate chain for both ports, PEM; plain text without.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// CA that clients must have a certificate of, PEM (mTLS).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
     /// Start held: take samples and fit, publish nothing until released.
     #[arg(long)]
     hold: bool,
@@ -131,6 +141,8 @@ impl Serve {
         if self.window_samples < self.min_samples {
             bail!("--window-samples is below --min-samples: no fit could ever start; raise it");
         }
+        let tls = self.tls_cert.zip(self.tls_key);
+        let tls = tls.map(|(cert, key)| TlsOptions { cert, key, client_ca: self.tls_client_ca });
         Ok(ServeOptions {
             listen: self.listen,
             xds_listen: self.xds_listen,
@@ -155,6 +167,7 @@ impl Serve {
                 packed_bytes: self.max_model_kib as usize * 1024,
                 row_us: self.max_row_us,
             },
+            tls,
         })
     }
 }

@@ -323,6 +323,7 @@ mod tests {
             full_refit_interval: Duration::from_secs(600),
             publish_interval: Duration::ZERO,
             model_limits: crate::gate::Limits::default(),
+            tls: None,
         };
         Some(Arc::new(State::open(&options, xgboost).unwrap()))
     }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use serde::Serialize;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -33,6 +34,7 @@ use crate::publish::{Publications, Template, file};
 use crate::registry::{Content, Origin, Registry, RegistryError, Version, check_folder};
 use crate::store::sync::Progress;
 use crate::store::{Bounds, Store, StoreError};
+use crate::tls::{TlsError, TlsListener, TlsOptions, server_config};
 use crate::watch::Drift;
 use crate::xgb::Xgboost;
 
@@ -72,6 +74,8 @@ pub struct ServeOptions {
     pub publish_interval: Duration,
     /// What a model may cost.
     pub model_limits: gate::Limits,
+    /// Certificates for both ports; plain text without.
+    pub tls: Option<TlsOptions>,
 }
 
 /// Why a service could not start or go on.
@@ -83,6 +87,9 @@ pub enum ServeError {
     /// The published models.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// The certificates.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A port.
     #[error("cannot listen on {address}: {cause}")]
     Listen {
@@ -344,6 +351,11 @@ pub async fn serve(
     if let Some(path) = &options.ecds_file {
         check_folder(path)?;
     }
+    // One configuration a protocol: HTTP/2 for the discovery service, HTTP/1.1 for the rest.
+    let tls_configs = match &options.tls {
+        None => None,
+        Some(tls) => Some((server_config(tls, "h2")?, server_config(tls, "http/1.1")?)),
+    };
     let (http, http_address) = listen(options.listen).await?;
     let (xds, xds_address) = listen(options.xds_listen).await?;
     let (options, state) = tokio::task::spawn_blocking(move || {
@@ -364,18 +376,27 @@ pub async fn serve(
         state.metrics.clone(),
     );
     let ending = state.clone();
-    let mut xds_server = tokio::spawn(
-        tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .add_service(ExtensionConfigDiscoveryServiceServer::new(ecds))
-            .serve_with_incoming_shutdown(TcpListenerStream::new(xds), async move { ending.stopped().await }),
-    );
+    let xds_server = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .add_service(ExtensionConfigDiscoveryServiceServer::new(ecds));
+    let ended = async move { ending.stopped().await };
+    let mut xds_server = tokio::spawn(match tls_configs.as_ref().map(|(xds, _)| xds.clone()) {
+        None => xds_server.serve_with_incoming_shutdown(TcpListenerStream::new(xds), ended).boxed(),
+        Some(config) => {
+            let listener = TlsListener::start(xds, config).map_err(ServeError::Http)?;
+            xds_server.serve_with_incoming_shutdown(listener.incoming(), ended).boxed()
+        }
+    });
     let ending = state.clone();
-    let mut http_server = tokio::spawn(
-        axum::serve(http, api::router(state.clone()))
-            .with_graceful_shutdown(async move { ending.stopped().await })
-            .into_future(),
-    );
+    let ended = async move { ending.stopped().await };
+    let router = api::router(state.clone());
+    let mut http_server = tokio::spawn(match tls_configs.map(|(_, http)| http) {
+        None => axum::serve(http, router).with_graceful_shutdown(ended).into_future().boxed(),
+        Some(config) => {
+            let listener = TlsListener::start(http, config).map_err(ServeError::Http)?;
+            axum::serve(listener, router).with_graceful_shutdown(ended).into_future().boxed()
+        }
+    });
     let mut learner = tokio::spawn(learn::run(state.clone()));
 
     ready(Ready { listen: http_address, xds: xds_address });
