@@ -60,10 +60,10 @@ pub fn all(traces: Option<&Path>) -> Result<Vec<Traffic>, TraceError> {
         pod_rate,
     };
     let mut all = vec![
-        plain("churn", Source::Synthetic(Shape::Churn), 400_000, 300, 1.05),
+        plain("churn", Source::Synthetic(Shape::Churn), 400_000, 600, 1.05),
         Traffic {
             max_batched_tokens: 8192,
-            ..plain("multi-turn", Source::Synthetic(Shape::MultiTurn), 1_400_000, 100, 0.2)
+            ..plain("multi-turn", Source::Synthetic(Shape::MultiTurn), 1_400_000, 500, 0.2)
         },
     ];
     for (name, file, scale, shape) in TRACES {
@@ -73,14 +73,14 @@ pub fn all(traces: Option<&Path>) -> Result<Vec<Traffic>, TraceError> {
             None => (format!("{name}-like"), Source::Synthetic(shape)),
         };
         let (kv_tokens, requests, rate) = match shape {
-            Shape::MooncakeLike => (128_000, 700, 10.0),
-            Shape::CodeLike => (400_000, 500, 1.9),
-            _ => (400_000, 400, 5.1),
+            Shape::MooncakeLike => (128_000, 1500, 10.0),
+            Shape::CodeLike => (400_000, 1000, 1.9),
+            _ => (400_000, 1200, 5.1),
         };
         all.push(plain(&name, source, kv_tokens, requests, rate));
     }
-    all.push(plain("document-burst", Source::Synthetic(Shape::DocumentBurst), 400_000, 400, 4.5));
-    all.push(plain("slo-mix", Source::Synthetic(Shape::SloMix), 400_000, 400, 3.0));
+    all.push(plain("document-burst", Source::Synthetic(Shape::DocumentBurst), 400_000, 1000, 4.5));
+    all.push(plain("slo-mix", Source::Synthetic(Shape::SloMix), 400_000, 1000, 3.0));
     Ok(all)
 }
 

@@ -145,6 +145,11 @@ impl Column<'_> {
         })
     }
 
+    /// A count that the table leaves empty where it is 1.
+    fn count_or_one(&self, line: usize, cells: &[String]) -> Result<u32, TableError> {
+        if self.text(cells).is_empty() { Ok(1) } else { self.count(line, cells) }
+    }
+
     fn count(&self, line: usize, cells: &[String]) -> Result<u32, TableError> {
         Ok(self.number(line, cells)? as u32)
     }
@@ -195,9 +200,9 @@ pub fn silicon(path: &Path) -> Result<Vec<SiliconRow>, TableError> {
             isl: isl.count(*line, cells)?,
             osl: osl.count(*line, cells)?,
             concurrency: concurrency.count(*line, cells)?,
-            tp: tp.count(*line, cells)?,
-            pp: pp.count(*line, cells)?,
-            attention_dp: dp.count(*line, cells)?,
+            tp: tp.count_or_one(*line, cells)?,
+            pp: pp.count_or_one(*line, cells)?,
+            attention_dp: dp.count_or_one(*line, cells)?,
             ttft_ms: ttft.number(*line, cells)?,
             tpot_ms: tpot.number(*line, cells)?,
         })

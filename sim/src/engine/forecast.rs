@@ -57,6 +57,8 @@ impl Forecast {
     /// Plays the engine's future. `to_step_end_ms`: what is left of the running step.
     pub fn run(&mut self, engine: &Engine, to_step_end_ms: f64, extra: Option<&Extra>) -> Outlook {
         let profile = &engine.profile;
+        // Steps that tokens take, where speculation gives several a step.
+        let steps_of = |tokens: u32| (f64::from(tokens) / profile.tokens_per_step).ceil() as u64;
         // Shared prefixes are held once, however many sequences use them.
         let mut held_tokens = u64::from(engine.kv.held_blocks()) * u64::from(profile.block_tokens);
         let mut context = 0_u64;
@@ -74,11 +76,11 @@ impl Forecast {
                 if output <= 1 {
                     outlook.others_end_sum_ms += now_ms;
                 } else {
-                    self.decodes.push((u64::from(output - 1), false));
+                    self.decodes.push((steps_of(output - 1), false));
                     context += u64::from(computed) + 1;
                 }
             } else if sequence.produced > 0 && left == 1 {
-                self.decodes.push((u64::from(output), false));
+                self.decodes.push((steps_of(output), false));
                 context += u64::from(computed) + 1;
             } else {
                 self.prefills.push_back(Prefill { left, computed, output, own: false, admitted: true });
@@ -111,7 +113,7 @@ impl Forecast {
                 steps += 1;
                 context += self.decodes.len() as u64;
                 self.end_decodes(steps, now_ms, &mut context, &mut held_tokens, &mut outlook);
-                self.end_prefills(steps, now_ms, &mut context, &mut held_tokens, &mut outlook);
+                self.end_prefills(steps, now_ms, profile, &mut context, &mut held_tokens, &mut outlook);
                 continue;
             }
             let Some(&(until, _)) = self.decodes.last() else { break };
@@ -184,6 +186,7 @@ impl Forecast {
         &mut self,
         steps: u64,
         now_ms: f64,
+        profile: &Profile,
         context: &mut u64,
         held_tokens: &mut u64,
         outlook: &mut Outlook,
@@ -203,7 +206,7 @@ impl Forecast {
                 continue;
             }
             *context += u64::from(done.computed) + 1;
-            let until = steps + u64::from(done.output) - 1;
+            let until = steps + (f64::from(done.output - 1) / profile.tokens_per_step).ceil() as u64;
             let at = self.decodes.partition_point(|decode| decode.0 > until);
             self.decodes.insert(at, (until, done.own));
         }

@@ -6,7 +6,12 @@
 //! sequence first, so the tail of a prefix is always evicted before its head. Blocks without a hash hold
 //! nothing worth keeping and join the front.
 //!
-//! What it is not: a model of transfer, offloading or fragmentation; blocks are all alike.
+//! Behind it, optionally, host memory: what is evicted is kept there, least recently evicted or loaded first
+//! to go.
+//!
+//! What it is not: a model of fragmentation or of a transfer's bandwidth being shared; blocks are all alike.
+
+use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
@@ -27,6 +32,37 @@ struct Slot {
     next: u32,
 }
 
+/// Content that host memory keeps.
+#[derive(Debug, Default)]
+struct HostTier {
+    capacity: usize,
+    stamps: HashMap<u64, u64>,
+    order: VecDeque<(u64, u64)>,
+    clock: u64,
+}
+
+impl HostTier {
+    fn keep(&mut self, hash: u64) {
+        if self.capacity == 0 {
+            return;
+        }
+        self.clock += 1;
+        self.stamps.insert(hash, self.clock);
+        self.order.push_back((hash, self.clock));
+        // Entries that were renewed are behind as well; their older selves are skipped.
+        while self.stamps.len() > self.capacity || self.order.len() > 4 * self.capacity.max(16) {
+            let Some((oldest, stamp)) = self.order.pop_front() else { return };
+            if self.stamps.get(&oldest) == Some(&stamp) {
+                if self.stamps.len() > self.capacity {
+                    self.stamps.remove(&oldest);
+                } else {
+                    self.order.push_back((oldest, stamp));
+                }
+            }
+        }
+    }
+}
+
 /// The blocks of one pod.
 #[derive(Debug)]
 pub struct KvCache {
@@ -38,6 +74,7 @@ pub struct KvCache {
     back: u32,
     free: u32,
     evicted: u64,
+    host: HostTier,
 }
 
 impl KvCache {
@@ -51,12 +88,31 @@ impl KvCache {
             back: NONE,
             free: 0,
             evicted: 0,
+            host: HostTier::default(),
         };
         for block in 0..blocks {
             cache.slots.push(Slot { hash: None, holders: 0, previous: NONE, next: NONE });
             cache.push_back(block);
         }
         cache
+    }
+
+    /// The same with `blocks` of host memory behind it.
+    #[must_use]
+    pub fn with_host(mut self, blocks: u32) -> Self {
+        self.host.capacity = blocks as usize;
+        self
+    }
+
+    /// Number of leading `hashes` that host memory keeps.
+    #[must_use]
+    pub fn host_hits(&self, hashes: &[u64]) -> u32 {
+        hashes.iter().take_while(|hash| self.host.stamps.contains_key(*hash)).count() as u32
+    }
+
+    /// These were loaded, so host memory keeps them longer; the tail goes first here too.
+    pub fn touch_host(&mut self, hashes: &[u64]) {
+        hashes.iter().rev().for_each(|hash| self.host.keep(*hash));
     }
 
     /// Blocks that no sequence holds, with or without content.
@@ -130,6 +186,7 @@ impl KvCache {
             slot.holders = 1;
             if let Some(hash) = slot.hash.take() {
                 self.by_hash.remove(&hash);
+                self.host.keep(hash);
                 self.evicted += 1;
             }
             held.push(block);

@@ -95,6 +95,8 @@ pub struct EngineStats {
     pub prefix_query_tokens: u64,
     /// Prompt tokens found there.
     pub prefix_hit_tokens: u64,
+    /// Of those, the ones that were loaded from host memory.
+    pub host_hit_tokens: u64,
     /// Prompt tokens computed, recomputation after preemption included.
     pub prefill_tokens: u64,
     /// Tokens generated.
@@ -130,7 +132,7 @@ impl Engine {
         // Mean 1: the location is minus half the variance.
         let jitter = (sigma > 0.0).then(|| LogNormal::new(-sigma * sigma / 2.0, sigma).ok()).flatten();
         Self {
-            kv: KvCache::new(profile.kv_blocks),
+            kv: KvCache::new(profile.kv_blocks).with_host(profile.host_kv_blocks),
             scheduler: Scheduler::default(),
             rng: StdRng::seed_from_u64(seed),
             jitter,
@@ -211,23 +213,25 @@ impl Engine {
         self.stats.steps += 1;
         let (kv, stats) = (&mut self.kv, &mut self.stats);
         self.scheduler.running.retain_mut(|sequence| {
-            let got_token = sequence.advance();
+            let gained = sequence.advance();
             if sequence.aborted {
                 kv.release(&sequence.blocks);
                 stats.aborted += 1;
                 return false;
             }
-            if !got_token {
+            if gained == 0 {
                 return true;
             }
-            stats.generated_tokens += 1;
+            stats.generated_tokens += u64::from(gained);
             let finished = sequence.produced >= sequence.max_output_tokens;
-            events.push(TokenEvent {
-                id: sequence.id,
-                position: sequence.produced - 1,
-                finished,
-                cached_tokens: sequence.cached_tokens.unwrap_or(0),
-            });
+            for position in sequence.produced - gained..sequence.produced {
+                events.push(TokenEvent {
+                    id: sequence.id,
+                    position,
+                    finished: finished && position + 1 == sequence.produced,
+                    cached_tokens: sequence.cached_tokens.unwrap_or(0),
+                });
+            }
             if finished {
                 kv.release(&sequence.blocks);
                 stats.finished += 1;
@@ -242,7 +246,9 @@ impl Engine {
     pub fn cached_tokens(&self, prompt: &TokenBlocks) -> u32 {
         let hashes = prompt.hashes();
         let whole = (prompt.len().saturating_sub(1) / self.profile.block_tokens) as usize;
-        self.kv.leading_hits(&hashes[..whole.min(hashes.len())]).0 * self.profile.block_tokens
+        let reusable = &hashes[..whole.min(hashes.len())];
+        let (hits, _) = self.kv.leading_hits(reusable);
+        (hits + self.kv.host_hits(&reusable[hits as usize..])) * self.profile.block_tokens
     }
 
     /// Blocks that hold nothing worth keeping.
@@ -261,6 +267,7 @@ impl Engine {
             kv_evicted_blocks: self.kv.evicted_blocks(),
             prefix_query_tokens: self.scheduler.query_tokens,
             prefix_hit_tokens: self.scheduler.hit_tokens,
+            host_hit_tokens: self.scheduler.host_hit_tokens,
             preemptions: self.scheduler.preemptions,
             ..self.stats
         }

@@ -8,6 +8,7 @@
 //!         + attention_ms_per_token2   x sum over prompt chunks of (chunk x mean context of the chunk)
 //!         + decode_ms_per_seq         x sequences decoding
 //!         + decode_ms_per_context_token x context tokens of those sequences
+//!         + host_load_ms_per_token    x tokens whose KV comes back from host memory
 //! ```
 //!
 //! times a log-normal factor with mean 1. `h100` and `a100` are a 70B model on eight cards, fitted to the
@@ -82,6 +83,19 @@ pub struct Profile {
     pub block_tokens: u32,
     /// KV blocks on the pod.
     pub kv_blocks: u32,
+    /// Tokens that a decoding sequence gains in a step, on average: above 1 with speculative decoding.
+    #[serde(default = "one")]
+    pub tokens_per_step: f64,
+    /// Blocks that host memory keeps of those evicted; 0 for no such tier.
+    #[serde(default)]
+    pub host_kv_blocks: u32,
+    /// Time of each token whose KV is loaded from there.
+    #[serde(default)]
+    pub host_load_ms_per_token: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// Names of the profiles that are built in.
@@ -98,6 +112,8 @@ pub struct StepWork {
     pub decode_seqs: u64,
     /// Context tokens of the sequences decoding.
     pub decode_context_tokens: u64,
+    /// Tokens whose KV is loaded from host memory.
+    pub host_tokens: u64,
 }
 
 impl StepWork {
@@ -132,6 +148,9 @@ impl Profile {
             max_model_len_tokens: 16_384,
             block_tokens: 16,
             kv_blocks: 10_000,
+            tokens_per_step: 1.0,
+            host_kv_blocks: 0,
+            host_load_ms_per_token: 0.0,
         };
         let large = Self {
             name: name.to_owned(),
@@ -146,6 +165,9 @@ impl Profile {
             max_model_len_tokens: 131_072,
             block_tokens: 64,
             kv_blocks: 6250,
+            tokens_per_step: 1.0,
+            host_kv_blocks: 0,
+            host_load_ms_per_token: 0.0,
         };
         match name {
             "fast" => Some(small),
@@ -211,6 +233,7 @@ impl Profile {
             ("attention_ms_per_token2", self.attention_ms_per_token2, 0.0),
             ("decode_ms_per_seq", self.decode_ms_per_seq, 0.0),
             ("decode_ms_per_context_token", self.decode_ms_per_context_token, 0.0),
+            ("host_load_ms_per_token", self.host_load_ms_per_token, 0.0),
         ] {
             if !(low..=60_000.0).contains(&value) {
                 return fail(field, value.to_string(), format!("use {low} to 60000"));
@@ -218,6 +241,12 @@ impl Profile {
         }
         if !(0.0..=1.0).contains(&self.jitter_sigma) {
             return fail("jitter_sigma", self.jitter_sigma.to_string(), "use 0 to 1".to_owned());
+        }
+        if !(1.0..=16.0).contains(&self.tokens_per_step) {
+            return fail("tokens_per_step", self.tokens_per_step.to_string(), "use 1 to 16".to_owned());
+        }
+        if self.host_kv_blocks > 1 << 26 {
+            return fail("host_kv_blocks", self.host_kv_blocks.to_string(), format!("use 0 to {}", 1 << 26));
         }
         for (field, value, high) in [
             ("max_num_seqs", self.max_num_seqs, 4096),
@@ -267,6 +296,7 @@ impl Profile {
             + self.attention_ms_per_token2 * work.attention_token2
             + self.decode_ms_per_seq * work.decode_seqs as f64
             + self.decode_ms_per_context_token * work.decode_context_tokens as f64
+            + self.host_load_ms_per_token * work.host_tokens as f64
     }
 }
 

@@ -7,7 +7,10 @@
 //! is free, the youngest running sequence loses its blocks, goes back to the head of the queue and is
 //! recomputed later; in such a step nobody is admitted.
 //!
-//! What it is not: priorities, LoRA, speculative decoding, prefill and decode on different pods.
+//! Speculative decoding gives a decoding sequence several tokens a step; how many is drawn from its id and
+//! position, so that a run repeats. Blocks that host memory kept are loaded at admission instead of computed.
+//!
+//! What it is not: priorities, LoRA, prefill and decode on different pods.
 
 use std::collections::VecDeque;
 
@@ -33,6 +36,8 @@ pub(super) struct Sequence {
     pub(super) computed: u32,
     /// Tokens of the running step.
     pub(super) chunk: u32,
+    /// Tokens that the running step brings: 1, or more by speculation.
+    pub(super) gain: u32,
     pub(super) blocks: Vec<BlockId>,
     /// Full blocks whose content was made known.
     published: usize,
@@ -53,6 +58,7 @@ impl Sequence {
             max_output_tokens,
             computed: 0,
             chunk: 0,
+            gain: 1,
             blocks: Vec::new(),
             published: 0,
             cached_tokens: None,
@@ -77,16 +83,34 @@ impl Sequence {
         self.produced > 0 && self.pending() == 1
     }
 
-    /// Takes in the step's result; true when it brought a token.
-    pub(super) fn advance(&mut self) -> bool {
+    /// Tokens that the next decode step brings.
+    fn draw_gain(&self, tokens_per_step: f64) -> u32 {
+        let whole = tokens_per_step.floor();
+        let mut gain = whole as u32;
+        if tokens_per_step > whole {
+            let drawn = foretoken_core::hash::chain(self.id, &self.produced.to_le_bytes());
+            // 53 bits make a number from 0 to below 1.
+            let share = (drawn >> 11) as f64 / (1_u64 << 53) as f64;
+            gain += u32::from(share < tokens_per_step - whole);
+        }
+        gain.clamp(1, (self.max_output_tokens - self.produced).max(1))
+    }
+
+    /// Takes in the step's result; the number of tokens that it brought.
+    pub(super) fn advance(&mut self) -> u32 {
         self.computed += self.chunk;
         let scheduled = std::mem::take(&mut self.chunk) > 0;
+        let gain = std::mem::replace(&mut self.gain, 1);
         if !scheduled || self.pending() > 0 {
-            return false;
+            return 0;
         }
-        self.tokens.push_generated(self.prompt_digest, self.produced);
-        self.produced += 1;
-        true
+        for _ in 0..gain {
+            self.tokens.push_generated(self.prompt_digest, self.produced);
+            self.produced += 1;
+        }
+        // What was accepted was computed in the same step, all but the last.
+        self.computed += gain - 1;
+        gain
     }
 }
 
@@ -99,6 +123,7 @@ pub(super) struct Scheduler {
     pub(super) preemptions: u64,
     pub(super) query_tokens: u64,
     pub(super) hit_tokens: u64,
+    pub(super) host_hit_tokens: u64,
 }
 
 impl Scheduler {
@@ -134,21 +159,21 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let has_room =
-                sequence.blocks.len() as u64 * u64::from(profile.block_tokens) > u64::from(sequence.computed);
-            if !has_room && kv.free_blocks() == 0 {
+            let gain = sequence.draw_gain(profile.tokens_per_step);
+            let blocks = (sequence.computed + gain).div_ceil(profile.block_tokens);
+            let missing = blocks.saturating_sub(sequence.blocks.len() as u32);
+            if missing > kv.free_blocks() {
                 preempted = true;
                 // The youngest may be the one that needs the block; then the loop ends with it.
                 self.preempt_youngest(kv);
                 continue;
             }
             let sequence = &mut self.running[at];
-            if !has_room {
-                kv.hold_new(1, &mut sequence.blocks);
-            }
+            kv.hold_new(missing, &mut sequence.blocks);
             work.add_decode(sequence.computed + 1);
             sequence.chunk = 1;
-            *budget -= 1;
+            sequence.gain = gain;
+            *budget -= gain.min(*budget);
             publish(sequence, kv, profile);
             at += 1;
         }
@@ -178,8 +203,20 @@ impl Scheduler {
                 return;
             }
             let Some(mut sequence) = self.waiting.pop_front() else { return };
-            kv.hold_hits(&sequence.tokens.hashes()[..hits as usize], &mut sequence.blocks);
+            // By the field, not by the method: the blocks are written beside it.
+            let hashes = sequence.tokens.hashes();
+            let whole = ((sequence.tokens.len() - 1) / profile.block_tokens) as usize;
+            let reusable = &hashes[..whole.min(hashes.len())];
+            kv.hold_hits(&reusable[..hits as usize], &mut sequence.blocks);
+            let loaded = kv.host_hits(&reusable[hits as usize..]);
+            let from_host = &reusable[hits as usize..(hits + loaded) as usize];
+            kv.touch_host(from_host);
             kv.hold_new(new, &mut sequence.blocks);
+            let here = sequence.blocks.get(hits as usize..).unwrap_or_default();
+            here.iter().zip(from_host).for_each(|(block, hash)| kv.publish(*block, *hash));
+            work.host_tokens += u64::from(loaded * profile.block_tokens);
+            self.host_hit_tokens += u64::from(loaded * profile.block_tokens);
+            let hits = hits + loaded;
             sequence.computed = hits * profile.block_tokens;
             sequence.published = hits as usize;
             if sequence.cached_tokens.is_none() {

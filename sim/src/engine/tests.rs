@@ -18,6 +18,9 @@ fn profile() -> Profile {
         max_model_len_tokens: 256,
         block_tokens: 4,
         kv_blocks: 64,
+        tokens_per_step: 1.0,
+        host_kv_blocks: 0,
+        host_load_ms_per_token: 0.0,
     }
 }
 
@@ -194,6 +197,43 @@ fn what_can_never_run_is_refused() {
     assert_eq!(submit(&mut engine, 250, 6), Ok(()));
 }
 
+#[test]
+fn speculation_brings_several_tokens_a_step_and_all_of_them_once() {
+    let mut engine = Engine::new(Profile { tokens_per_step: 2.5, ..profile() }, 0);
+    submit(&mut engine, 1, prompt(0, 20), 101);
+    let (events, steps) = drain(&mut engine);
+    assert_eq!(events.iter().map(|event| event.position).collect::<Vec<_>>(), (0..101).collect::<Vec<_>>());
+    // The first token comes of the prefill; 100 more at 2.5 a step.
+    let decodes = steps.len() - 1;
+    assert!((36..=46).contains(&decodes), "{decodes}");
+    assert_eq!((engine.stats().generated_tokens, engine.kv.free_blocks()), (101, 64));
+}
+
+#[test]
+fn what_was_evicted_comes_back_from_host_memory_at_its_price() {
+    let host = Profile { host_kv_blocks: 1000, host_load_ms_per_token: 0.01, ..profile() };
+    let serve = |profile: Profile| {
+        let mut engine = Engine::new(profile, 0);
+        submit(&mut engine, 1, prompt(0, 120), 1);
+        drain(&mut engine);
+        // Fills all 64 blocks with something else.
+        for id in 2..5 {
+            submit(&mut engine, id, prompt(id as u32 * 1000, 200), 1);
+            drain(&mut engine);
+        }
+        submit(&mut engine, 9, prompt(0, 120), 1);
+        let (events, steps) = drain(&mut engine);
+        (events[0].cached_tokens, steps[0].work, engine.stats().host_hit_tokens)
+    };
+    let (cached, work, _) = serve(profile());
+    assert_eq!((cached, work.host_tokens), (0, 0));
+    let (cached, work, host_hits) = serve(host.clone());
+    // All but the last block, which is always computed.
+    assert_eq!((cached, work.prefill_tokens, work.host_tokens, host_hits), (116, 4, 116, 116));
+    let (cached, ..) = serve(Profile { host_kv_blocks: 4, ..host });
+    assert_eq!(cached, 0, "a host tier of four blocks has kept other blocks");
+}
+
 #[derive(Debug, Clone)]
 enum Op {
     Submit { family: u32, len: u32, output: u32 },
@@ -214,8 +254,11 @@ proptest! {
     fn every_request_ends_once_with_all_its_tokens_and_the_cache_is_whole(
         ops in proptest::collection::vec(op(), 1..150),
         kv_blocks in 24u32..80,
+        tokens_per_step in prop_oneof![Just(1.0), 1.0f64..4.0],
+        host_kv_blocks in prop_oneof![Just(0u32), 1u32..50],
     ) {
-        let profile = Profile { kv_blocks, max_model_len_tokens: 96, ..profile() };
+        let profile =
+            Profile { kv_blocks, max_model_len_tokens: 96, tokens_per_step, host_kv_blocks, ..profile() };
         let mut engine = Engine::new(profile.clone(), 7);
         let mut asked = std::collections::HashMap::new();
         let mut aborted = std::collections::HashSet::new();

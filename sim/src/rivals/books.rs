@@ -32,8 +32,8 @@ pub trait Rule {
     /// The request was sent to this pod.
     fn sent(&mut self, _ask: &Ask<'_>, _pod: usize, _books: &Books) {}
 
-    /// A request got its first token or its end.
-    fn passed(&mut self, _id: u64, _first: bool, _books: &Books, _now_us: u64) {}
+    /// A request is over.
+    fn ended(&mut self, _id: u64, _record: &Record, _now_us: u64) {}
 }
 
 /// Least recently used blocks, of one pod.
@@ -263,7 +263,7 @@ impl<R: Rule> Policy for Ruled<R> {
         self.rule.sent(ask, pod, &self.books);
     }
 
-    fn token(&mut self, token: &Token, now_us: u64) {
+    fn token(&mut self, token: &Token, _now_us: u64) {
         if token.tokens > 1 && !token.tokens.is_multiple_of(BLOCK_TOKENS) {
             return;
         }
@@ -276,13 +276,12 @@ impl<R: Rule> Policy for Ruled<R> {
         if !std::mem::replace(&mut flight.first, true) {
             book.prefilling = book.prefilling.saturating_sub(1);
             book.prefill_tokens = book.prefill_tokens.saturating_sub(flight.uncached);
-            self.rule.passed(token.id, true, &self.books, now_us);
         }
     }
 
-    fn ended(&mut self, id: u64, _record: &Record, now_us: u64) {
+    fn ended(&mut self, id: u64, record: &Record, now_us: u64) {
         self.leave(id);
-        self.rule.passed(id, false, &self.books, now_us);
+        self.rule.ended(id, record, now_us);
     }
 }
 

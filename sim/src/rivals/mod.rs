@@ -8,10 +8,12 @@
 //! What they are not: ports. Nothing of their code is here.
 
 pub mod books;
+pub mod boost;
 pub mod gie;
 pub mod higress;
 pub mod kv_cost;
 pub mod least_request;
+pub mod llmd_predicted;
 pub mod oracle;
 pub mod power_of_two;
 pub mod queue_kv;
@@ -27,7 +29,7 @@ pub use books::{Books, Rule, Ruled};
 use crate::virtual_time::Policy;
 
 /// Names of all rivals.
-pub const RIVALS: [&str; 10] = [
+pub const RIVALS: [&str; 11] = [
     "round-robin",
     "random",
     "power-of-two",
@@ -38,6 +40,7 @@ pub const RIVALS: [&str; 10] = [
     "radix",
     "kv-cost",
     "higress",
+    "llmd-predicted",
 ];
 
 /// Names of the oracles.
@@ -60,6 +63,7 @@ pub fn rival(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
         "radix" => ruled(radix::Radix, seed),
         "kv-cost" => ruled(kv_cost::KvCost::default(), seed),
         "higress" => ruled(higress::Higress, seed),
+        "llmd-predicted" => ruled(llmd_predicted::Predicted::default(), seed),
         "oracle-greedy" => ruled(oracle::Oracle::greedy(), seed),
         "oracle-social" => ruled(oracle::Oracle::social(), seed),
         "oracle-full" => ruled(oracle::Oracle::full(), seed),

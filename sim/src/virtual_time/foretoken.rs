@@ -50,7 +50,7 @@ pub struct Refit {
 
 impl Default for Refit {
     fn default() -> Self {
-        Self { interval_us: 10_000_000, min_samples: 300, growth: 0.25, window: 20_000, delay_us: 2_000_000 }
+        Self { interval_us: 10_000_000, min_samples: 300, growth: 0.5, window: 8000, delay_us: 2_000_000 }
     }
 }
 

@@ -296,7 +296,7 @@ impl Synthetic {
         let kind: f64 = self.rng.random();
         let request = if kind < 0.6 {
             let (input, output) = self.chat_lengths(0.5);
-            let slo = Slo { ttft_ms: 500.0, tpot_ms: 80.0 };
+            let slo = Slo { ttft_ms: 1000.0, tpot_ms: 100.0 };
             Request { slo: Some(slo), ..self.plain(input, output) }
         } else if kind < 0.85 {
             let group = self.rng.random_range(0..60_u64);
@@ -305,12 +305,12 @@ impl Synthetic {
             let question = self.fresh();
             content.push(question, 800);
             let output = tokens(log_normal(&mut self.rng, 300.0, 200.0), 8, 1500);
-            let slo = Slo { ttft_ms: 2000.0, tpot_ms: 120.0 };
+            let slo = Slo { ttft_ms: 3000.0, tpot_ms: 150.0 };
             Request { slo: Some(slo), ..self.ask(content, output, group) }
         } else {
             let input = tokens(log_normal(&mut self.rng, 6000.0, 5000.0), 256, 40_000);
             let output = tokens(log_normal(&mut self.rng, 500.0, 300.0), 32, 2000);
-            let slo = Slo { ttft_ms: 20_000.0, tpot_ms: 400.0 };
+            let slo = Slo { ttft_ms: 30_000.0, tpot_ms: 400.0 };
             Request { slo: Some(slo), priority: -1, ..self.plain(input, output) }
         };
         self.at(request)
