@@ -74,17 +74,32 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Endpoints {
-    /// Fixed `ip:port` addresses. When empty, Envoy's admin listing is asked.
+    /// Fixed `ip:port` addresses.
     pub addresses: Vec<String>,
-    /// Envoy cluster whose one endpoint is this Envoy's own admin address.
+    /// `name:port`: the pods are the addresses that the name resolves to. `addresses` come first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<String>,
+    /// Where neither is set, Envoy's admin listing is asked: the Envoy cluster whose one endpoint is this Envoy's own admin address.
     pub admin_cluster: String,
-    /// How often the admin listing is read.
+    /// How often the name is resolved or the admin listing is read.
     pub refresh_ms: u32,
 }
 
 impl Default for Endpoints {
     fn default() -> Self {
-        Self { addresses: Vec::new(), admin_cluster: String::new(), refresh_ms: 1000 }
+        Self { addresses: Vec::new(), dns: None, admin_cluster: String::new(), refresh_ms: 1000 }
+    }
+}
+
+impl Endpoints {
+    /// Name and port of `dns`; `None` when it is not set, or is no such pair.
+    #[must_use]
+    pub fn dns_target(&self) -> Option<(&str, u16)> {
+        let (name, port) = self.dns.as_deref()?.rsplit_once(':')?;
+        let is_name = (1..=253).contains(&name.len())
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        is_name.then_some((name, port))
     }
 }
 
@@ -319,12 +334,16 @@ impl Config {
         if self.cluster.is_empty() {
             return fail("cluster", "empty".to_owned(), "name the Envoy cluster that holds the pods");
         }
-        if self.endpoints.addresses.is_empty() && self.endpoints.admin_cluster.is_empty() {
+        let endpoints = &self.endpoints;
+        if endpoints.addresses.is_empty() && endpoints.dns.is_none() && endpoints.admin_cluster.is_empty() {
             return fail(
                 "endpoints",
                 "empty".to_owned(),
-                "list `addresses`, or name the `admin_cluster` to read them from",
+                "list `addresses`, give a `dns` name, or name the `admin_cluster` to read them from",
             );
+        }
+        if let Some(dns) = endpoints.dns.as_ref().filter(|_| endpoints.dns_target().is_none()) {
+            return fail("endpoints.dns", format!("{dns:?}"), "write it as name:port");
         }
         for address in &self.endpoints.addresses {
             if address.parse::<core::net::SocketAddr>().is_err() {

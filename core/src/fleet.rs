@@ -21,8 +21,9 @@ pub const MAX_PODS: usize = 1024;
 /// First byte of the blob; another one is another module's.
 const FORMAT: u8 = 3;
 
-/// In place of a list's number: the pod's models are not known.
+/// In place of a list's number: [`Served::Unknown`] and [`Served::Awaited`].
 const NO_LIST: u16 = u16::MAX;
+const LIST_AWAITED: u16 = u16::MAX - 1;
 
 /// Start times that differ by less are the same start: client libraries derive it from the boot time, which
 /// clock corrections move a little.
@@ -88,21 +89,52 @@ pub struct Pod {
     pub restarts: u32,
     /// The newest scrape, if there was one.
     pub scrape: Option<PodScrape>,
-    /// The models that it serves; `None` where no list is known. Pods with the same list share it.
-    pub served: Option<Arc<ServedModels>>,
+    /// The models that it serves.
+    pub served: Served,
+}
+
+/// What is known of the models that a pod serves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Served {
+    /// It has no list, or is not asked for one: it may serve anything.
+    #[default]
+    Unknown,
+    /// It has been asked for its list and has not answered yet.
+    Awaited,
+    /// These. Pods with the same list share it.
+    List(Arc<ServedModels>),
+}
+
+impl Served {
+    /// A list that no pod shares yet.
+    #[must_use]
+    pub fn list(models: ServedModels) -> Self {
+        Self::List(Arc::new(models))
+    }
+
+    fn models(&self) -> Option<&Arc<ServedModels>> {
+        match self {
+            Self::List(models) => Some(models),
+            Self::Unknown | Self::Awaited => None,
+        }
+    }
 }
 
 impl Pod {
-    /// Whether it may serve the model of this key: it lists it, or no list is known.
+    /// Whether it may serve the model of this key: it lists it, or has no list.
     #[must_use]
     pub fn may_serve(&self, model_key: u64) -> bool {
-        self.served.as_ref().is_none_or(|served| served.has(model_key))
+        match &self.served {
+            Served::Unknown => true,
+            Served::Awaited => false,
+            Served::List(models) => models.has(model_key),
+        }
     }
 
     /// Whether it lists the model of this key as a LoRA adapter; `None` where no list is known.
     #[must_use]
     pub fn lists_adapter(&self, model_key: u64) -> Option<bool> {
-        self.served.as_ref().map(|served| served.has_adapter(model_key))
+        self.served.models().map(|models| models.has_adapter(model_key))
     }
 }
 
@@ -132,7 +164,7 @@ impl Fleet {
                 healthy,
                 restarts: 0,
                 scrape: None,
-                served: None,
+                served: Served::Unknown,
             })
             .collect();
         pods.sort_by(|a, b| a.address.cmp(&b.address));
@@ -169,16 +201,12 @@ impl Fleet {
         }
     }
 
-    /// Stores which models a pod serves, `None` for unknown. Returns whether that is news.
-    pub fn set_served(&mut self, key: u64, served: Option<ServedModels>) -> bool {
-        let shared = served.map(|served| {
-            let same =
-                self.pods.iter().filter_map(|pod| pod.served.as_ref()).find(|other| ***other == served);
-            same.map_or_else(|| Arc::new(served), Arc::clone)
-        });
+    /// Stores which models a pod serves. Returns whether that is news.
+    pub fn set_served(&mut self, key: u64, served: Served) -> bool {
+        let same = self.pods.iter().map(|pod| &pod.served).find(|other| **other == served).cloned();
         match self.pods.iter_mut().find(|pod| pod.key == key) {
-            Some(pod) if pod.served != shared => {
-                pod.served = shared;
+            Some(pod) if pod.served != served => {
+                pod.served = same.unwrap_or(served);
                 true
             }
             _ => false,
@@ -216,7 +244,7 @@ impl Fleet {
         out.u8(FORMAT);
         // Most pods of a cluster serve the same models: each list is written once.
         let mut lists: Vec<&Arc<ServedModels>> = Vec::new();
-        for served in self.pods.iter().filter_map(|pod| pod.served.as_ref()) {
+        for served in self.pods.iter().filter_map(|pod| pod.served.models()) {
             if !lists.iter().any(|list| Arc::ptr_eq(list, served)) {
                 lists.push(served);
             }
@@ -227,9 +255,14 @@ impl Fleet {
         for pod in &self.pods {
             out.short_text(&pod.address);
             out.u8(u8::from(pod.healthy) | (u8::from(pod.scrape.is_some()) << 1));
-            let list =
-                pod.served.as_ref().and_then(|own| lists.iter().position(|list| Arc::ptr_eq(list, own)));
-            out.u16(list.and_then(|list| u16::try_from(list).ok()).unwrap_or(NO_LIST));
+            let number = |own| lists.iter().position(|list| Arc::ptr_eq(list, own));
+            out.u16(match &pod.served {
+                Served::Unknown => NO_LIST,
+                Served::Awaited => LIST_AWAITED,
+                Served::List(own) => {
+                    number(own).and_then(|number| u16::try_from(number).ok()).unwrap_or(NO_LIST)
+                }
+            });
             out.u32(pod.restarts);
             if let Some(scrape) = &pod.scrape {
                 scrape.write(&mut out);
@@ -255,7 +288,12 @@ impl Fleet {
         for _ in 0..count {
             let address = input.short_text()?.to_owned();
             let flags = input.u8()?;
-            let served = lists.get(usize::from(input.u16()?)).map(Arc::clone);
+            let served = match input.u16()? {
+                LIST_AWAITED => Served::Awaited,
+                number => lists
+                    .get(usize::from(number))
+                    .map_or(Served::Unknown, |list| Served::List(Arc::clone(list))),
+            };
             let restarts = input.u32()?;
             let scrape = if flags & 2 == 0 { None } else { Some(PodScrape::read(&mut input)?) };
             let healthy = flags & 1 == 1;

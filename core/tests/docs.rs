@@ -46,6 +46,7 @@ fn every_setting_is_documented_with_its_default() {
     let mut defaults = Config::from_json(smallest).unwrap();
     defaults.endpoints.admin_cluster = String::new();
     let mut all = defaults.clone();
+    all.endpoints.dns = Some("pods:8000".to_owned());
     all.telemetry.dialect = Some(Dialect::Vllm);
     all.telemetry.cluster = Some("scrape".to_owned());
     all.telemetry.port = Some(8002);

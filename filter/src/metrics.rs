@@ -73,7 +73,8 @@ metrics! {
     ScrapeFailures Counter "foretoken_scrape_failures_total" "" "Scrapes that gave no usable page.";
     TelemetryMissing(Series) Counter "foretoken_telemetry_missing_total" "series" "Pods whose metrics page lacks a series that it should have, by series; Envoy's log has pod and fix.";
     LoadReports Counter "foretoken_load_reports_total" "" "Responses that told their pod's load (ORCA).";
-    ListingFailures Counter "foretoken_listing_failures_total" "" "Admin listings that gave no usable list of pods; the last one stays in use.";
+    ListingFailures Counter "foretoken_listing_failures_total" "" "Admin listings and name resolutions that gave no usable list of pods; the last one stays in use.";
+    ModelListFailures Counter "foretoken_model_list_failures_total" "" "Questions for a pod's list of models that gave none.";
     DecisionUs Histogram "foretoken_decision_us" "" "Microseconds from a request that has been read to its pick: the other workers' news, features, predictions, costs.";
     BodyUs Histogram "foretoken_body_us" "" "Microseconds to take and read a request's body.";
     TtftMs Histogram "foretoken_ttft_ms" "" "Milliseconds from a request's headers to the first event with a token, streamed answers with status 200.";

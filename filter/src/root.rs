@@ -137,13 +137,14 @@ impl Root {
         Stream::new(Rc::clone(&self.vm), routing)
     }
 
-    /// This configuration is over.
-    pub fn done(&mut self) {
+    /// This configuration is over. Returns whether it may be deleted now.
+    pub fn done(&mut self) -> bool {
         if let Some((state, _)) = &self.configured
             && let Ok(mut state) = state.try_borrow_mut()
         {
             state.leave(self.id);
         }
+        self.vm.host().leave(self.id)
     }
 }
 

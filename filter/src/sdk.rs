@@ -39,8 +39,7 @@ impl Context for SdkRoot {
     }
 
     fn on_done(&mut self) -> bool {
-        self.0.done();
-        true
+        self.0.done()
     }
 }
 

@@ -71,6 +71,7 @@ pub struct Loaded {
 enum Purpose {
     Listing,
     Page(u64),
+    Models(u64),
     Samples(Batch),
 }
 
@@ -96,6 +97,8 @@ pub struct State {
     fleet_version: Option<(u64, u64)>,
     samples: Samples,
     calls: HashMap<u32, Call>,
+    /// The resolver's token of the pods' name.
+    resolving: Option<u32>,
     served: bool,
     looked_us: u64,
     exported_us: u64,
@@ -123,6 +126,7 @@ impl State {
             fleet_version: None,
             samples: Samples::default(),
             calls: HashMap::new(),
+            resolving: None,
             served: false,
             looked_us: 0,
             exported_us: 0,
@@ -150,6 +154,11 @@ impl State {
     pub fn adopt(&mut self, root: u32, loaded: Loaded) {
         self.active_root = Some(root);
         self.router.set_config(Arc::clone(&loaded.config));
+        if let Some(poller) = &mut self.poller
+            && self.loaded.config != loaded.config
+        {
+            poller.reconfigured();
+        }
         match &loaded.model {
             Some((tag, model)) => self.router.set_model(Some(Arc::clone(model)), tag.generation),
             None => self.router.set_model(None, 0),
@@ -333,6 +342,7 @@ impl State {
 
     fn ask_what_is_due(&mut self, host: &dyn Host, metrics: &Metrics, now_us: u64) {
         let config = Arc::clone(&self.loaded.config);
+        self.take_resolved(host, metrics, &config);
         let asks = self.poller.as_mut().map(|poller| poller.due(&config, now_us)).unwrap_or_default();
         for ask in asks {
             self.ask(host, metrics, &config, ask, now_us);
@@ -352,10 +362,25 @@ impl State {
                     timeout_ms,
                 };
                 if let Err((error, _)) = self.call(host, &callout, Purpose::Listing, now_us) {
-                    metrics.add(host, Metric::ListingFailures, 1);
-                    if let Some(poller) = &mut self.poller {
-                        poller.listing_not_sent(&error.to_string());
-                    }
+                    self.members_not_asked(host, metrics, error);
+                }
+            }
+            Ask::Resolve { name } => match host.resolve(self.active_root.unwrap_or(0), &name) {
+                Ok(token) => self.resolving = Some(token),
+                Err(error) => self.members_not_asked(host, metrics, error),
+            },
+            Ask::Models { key, address } => {
+                let headers = [
+                    (":method", "GET"),
+                    (":path", config.models.path.as_str()),
+                    (":authority", address.as_str()),
+                    (config.pick.header.as_str(), address.as_str()),
+                ];
+                let cluster = poll::scrape_cluster(config).unwrap_or_default();
+                let callout = Callout { cluster, headers: &headers, body: &[], timeout_ms };
+                if let Err((error, _)) = self.call(host, &callout, Purpose::Models(key), now_us) {
+                    self.models(host, metrics, key, 0, &[], now_us);
+                    self.complain(&error, now_us);
                 }
             }
             Ask::Page { key, address } => {
@@ -373,6 +398,38 @@ impl State {
                     self.complain(&error, now_us);
                 }
             }
+        }
+    }
+
+    fn members_not_asked(&mut self, host: &dyn Host, metrics: &Metrics, error: HostError) {
+        metrics.add(host, Metric::ListingFailures, 1);
+        if let Some(poller) = &mut self.poller {
+            poller.members_not_asked(error.to_string());
+        }
+    }
+
+    fn take_resolved(&mut self, host: &dyn Host, metrics: &Metrics, config: &Config) {
+        let Some(answer) = self.resolving.and_then(|token| host.resolved(token)) else { return };
+        self.resolving = None;
+        if let Some(poller) = &mut self.poller
+            && !poller.resolved(config, &answer)
+        {
+            metrics.add(host, Metric::ListingFailures, 1);
+        }
+    }
+
+    fn models(
+        &mut self,
+        host: &dyn Host,
+        metrics: &Metrics,
+        key: u64,
+        status: u16,
+        body: &[u8],
+        now_us: u64,
+    ) {
+        let Some(poller) = &mut self.poller else { return };
+        if !poller.models(&self.loaded.config, key, status, body, now_us) {
+            metrics.add(host, Metric::ModelListFailures, 1);
         }
     }
 
@@ -451,7 +508,7 @@ impl State {
             Purpose::Listing => {
                 let config = Arc::clone(&self.loaded.config);
                 if let Some(poller) = &mut self.poller
-                    && !poller.listing(&config.cluster, status, &body(poll::admin::MAX_LISTING_BYTES))
+                    && !poller.listing(&config, status, &body(poll::admin::MAX_LISTING_BYTES))
                 {
                     metrics.add(host, Metric::ListingFailures, 1);
                 }
@@ -461,6 +518,10 @@ impl State {
                 if self.poller.as_ref().is_some_and(Poller::is_behind) {
                     self.ask_what_is_due(host, metrics, now_us);
                 }
+            }
+            Purpose::Models(key) => {
+                let list = body(poll::models::MAX_LIST_BYTES);
+                self.models(host, metrics, key, status, &list, now_us);
             }
             Purpose::Samples(batch) => {
                 self.settle_samples(host, metrics, batch, status, now_us);

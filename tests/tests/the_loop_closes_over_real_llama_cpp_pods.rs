@@ -60,6 +60,9 @@ async fn a_model_learned_from_llama_cpp_answers_routes_llama_cpp_requests() -> R
     assert!(error.is_some_and(|error| error < 1.0), "live error: {status}");
     let stats = envoy.stats().await?;
     assert_eq!(stats.value("foretoken_scrape_failures_total"), 0);
-    println!("median live error of TTFT {error:?}, of TPOT {}", status["live"]["tpot_ape_median"]);
+    println!(
+        "{clean} of {sent} samples are clean; median live error of TTFT {error:?}, of TPOT {}",
+        status["live"]["tpot_ape_median"]
+    );
     Ok(())
 }

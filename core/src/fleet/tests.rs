@@ -135,21 +135,23 @@ fn reports_of_pods_that_left_are_left_behind() {
 fn pods_that_serve_the_same_models_share_one_list() {
     let mut fleet = Fleet::default();
     fleet.set_members(["a:1", "b:1", "c:1", "d:1"].map(|address| (address.to_owned(), true)));
-    let list = |name| Some(ServedModels::new([("base", false), (name, true)]));
+    let list = |name| Served::list(ServedModels::new([("base", false), (name, true)]));
     assert!(fleet.set_served(pod_key("a:1"), list("x")) && fleet.set_served(pod_key("b:1"), list("x")));
     assert!(fleet.set_served(pod_key("c:1"), list("y")));
     assert!(!fleet.set_served(pod_key("b:1"), list("x")), "no news");
+    assert!(fleet.set_served(pod_key("d:1"), Served::Awaited));
     let back = Fleet::read(&fleet.write()).unwrap();
     assert_eq!(back.pods(), fleet.pods());
-    let served: Vec<_> = back.pods().iter().map(|pod| pod.served.clone()).collect();
-    assert!(Arc::ptr_eq(served[0].as_ref().unwrap(), served[1].as_ref().unwrap()));
+    let served: Vec<_> = back.pods().iter().filter_map(|pod| pod.served.models()).collect();
+    assert!(Arc::ptr_eq(served[0], served[1]) && !Arc::ptr_eq(served[0], served[2]));
     let x = crate::request::model_key("x");
     let may: Vec<bool> = back.pods().iter().map(|pod| pod.may_serve(x)).collect();
-    assert_eq!(may, [true, true, false, true]);
+    assert_eq!(may, [true, true, false, false], "one that has not said yet is not asked for it");
     let adapter: Vec<_> = back.pods().iter().map(|pod| pod.lists_adapter(x)).collect();
     assert_eq!(adapter, [Some(true), Some(true), Some(false), None]);
     fleet.set_members([("a:1".to_owned(), true)]);
-    assert!(fleet.find(pod_key("a:1")).unwrap().served.is_some(), "a pod that stays keeps its list");
+    assert!(fleet.pods()[0].may_serve(x), "a pod that stays keeps its list");
+    assert!(fleet.set_served(pod_key("a:1"), Served::Unknown) && fleet.pods()[0].may_serve(0));
 }
 
 proptest! {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{Router, capacity_blocks};
 use crate::fallback::{Reason, Rung};
 use crate::features::{Feature, Row};
-use crate::fleet::Pod;
+use crate::fleet::{Pod, Served};
 use crate::load::PodLoad;
 use crate::model::Prediction;
 use crate::num::{f32_of_u64, f32_of_usize};
@@ -205,8 +205,12 @@ impl Router {
 
         let pods = self.fleet.pods();
         let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
-        let none_has_model = !pods.iter().any(has_model);
-        let fits = |pod: &Pod| none_has_model || has_model(pod);
+        // One that has not said yet what it serves comes before one that has said that it is not this.
+        let may_have_it = |pod: &Pod| pod.served == Served::Awaited;
+        let some_has_model = pods.iter().any(has_model);
+        let none_has_model = !some_has_model && !pods.iter().any(may_have_it);
+        let fits =
+            |pod: &Pod| none_has_model || if some_has_model { has_model(pod) } else { may_have_it(pod) };
         let is_well = |pod: &Pod, load: &PodLoad| pod.healthy && !load.ejected;
         let none_is_well = !pods.iter().zip(&loads).any(|(pod, load)| fits(pod) && is_well(pod, load));
         let widened = if none_has_model {

@@ -7,7 +7,7 @@ use super::{Dispatch, Outcome, Router};
 use crate::config::Config;
 use crate::fallback::{Reason, Rung};
 use crate::features::Feature;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Served};
 use crate::hash::{chain, pod_key};
 use crate::request::{Api, LlmRequest, Prompt};
 use crate::response::{Summary, Usage};
@@ -329,8 +329,8 @@ fn when_every_pod_is_ejected_all_are_candidates_and_the_reason_is_named() {
 fn a_request_goes_to_a_pod_that_lists_its_model_and_anywhere_when_none_does() {
     let mut router = router(1);
     let mut fleet = router.fleet().clone();
-    fleet.set_served(pod_key(A), Some(ServedModels::new([("base", false), ("sql", true)])));
-    fleet.set_served(pod_key(B), Some(ServedModels::new([("base", false)])));
+    fleet.set_served(pod_key(A), Served::list(ServedModels::new([("base", false), ("sql", true)])));
+    fleet.set_served(pod_key(B), Served::list(ServedModels::new([("base", false)])));
     router.set_fleet(fleet.clone());
     let mut candidates = |model: &str, fleet: &Fleet| {
         router.set_fleet(fleet.clone());
@@ -347,8 +347,12 @@ fn a_request_goes_to_a_pod_that_lists_its_model_and_anywhere_when_none_does() {
     let mut sick = fleet.clone();
     sick.set_members([(A.to_owned(), false), (B.to_owned(), true)]);
     assert_eq!(candidates("sql", &sick), (1, A.to_owned(), Some(Reason::NoneHealthy)));
+    // A pod that has not said yet may have it.
+    fleet.set_served(pod_key(B), Served::Awaited);
+    assert_eq!(candidates("other", &fleet), (1, B.to_owned(), None));
+    assert_eq!(candidates("base", &fleet), (1, A.to_owned(), None));
     // A pod of which no list is known may have it.
-    fleet.set_served(pod_key(B), None);
+    fleet.set_served(pod_key(B), Served::Unknown);
     assert_eq!(candidates("other", &fleet), (1, B.to_owned(), None));
 }
 

@@ -11,11 +11,13 @@
 //! internal failure).
 #![allow(unsafe_code)]
 
+use core::cell::RefCell;
 use core::hash::{BuildHasher, Hasher};
 use core::ptr::null_mut;
 use std::hash::RandomState;
 use std::time::Duration;
 
+use super::resolver::Resolver;
 use super::{Buffer, Callout, Headers, Host, HostError, MetricKind, Shared};
 
 #[link(wasm_import_module = "env")]
@@ -65,6 +67,9 @@ unsafe extern "C" {
     fn proxy_define_metric(kind: u32, name: *const u8, name_size: usize, id: *mut u32) -> u32;
     fn proxy_increment_metric(id: u32, offset: i64) -> u32;
     fn proxy_record_metric(id: u32, value: u64) -> u32;
+    fn proxy_done() -> u32;
+    /// Envoy's own addition to the ABI.
+    fn envoy_resolve_dns(name: *const u8, name_size: usize, token: *mut u32) -> u32;
 }
 
 #[link(wasm_import_module = "wasi_snapshot_preview1")]
@@ -80,6 +85,9 @@ const MONOTONIC: u32 = 1;
 const OK: u32 = 0;
 const NOT_FOUND: u32 = 1;
 
+/// A resolver's answer is read up to here: 50 B for each of [`foretoken_core::fleet::MAX_PODS`] addresses.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
 unsafe extern "C" {
     fn __wasm_call_ctors();
 }
@@ -90,6 +98,29 @@ extern "C" fn _initialize() {
     // SAFETY: made by the linker; a reactor module runs it exactly once, before anything else.
     unsafe { __wasm_call_ctors() };
     crate::sdk::start();
+}
+
+thread_local! {
+    static RESOLVER: RefCell<Resolver> = const { RefCell::new(Resolver::new()) };
+}
+
+/// A resolver's answer to root context `root`: Envoy's own addition to the ABI.
+#[unsafe(no_mangle)]
+extern "C" fn envoy_on_resolve_dns(root: u32, token: u32, size: usize) {
+    const CALL_DATA: u32 = 8;
+    let answer = taken("proxy_get_buffer_bytes", |data, taken| {
+        // SAFETY: pointers to locals that the host writes one value of their types to.
+        unsafe { proxy_get_buffer_bytes(CALL_DATA, 0, size.min(MAX_ANSWER_BYTES), data, taken) }
+    });
+    // An answer that cannot be had is one without addresses.
+    let answer = answer.ok().flatten().unwrap_or_default();
+    let goes = RESOLVER.with(|resolver| {
+        resolver.try_borrow_mut().is_ok_and(|mut resolver| resolver.answered(token, root, answer))
+    });
+    if goes {
+        // SAFETY: no arguments. Envoy deletes the root when this callback has returned.
+        unsafe { proxy_done() };
+    }
 }
 
 /// Envoy.
@@ -275,5 +306,24 @@ impl Host for Envoy {
                 _ => 10,
             },
         })
+    }
+
+    fn resolve(&self, root: u32, name: &str) -> Result<u32, HostError> {
+        let mut token = 0;
+        check("envoy_resolve_dns", unsafe { envoy_resolve_dns(name.as_ptr(), name.len(), &mut token) })?;
+        RESOLVER.with(|resolver| {
+            if let Ok(mut resolver) = resolver.try_borrow_mut() {
+                resolver.asked(token, root);
+            }
+        });
+        Ok(token)
+    }
+
+    fn resolved(&self, token: u32) -> Option<Vec<u8>> {
+        RESOLVER.with(|resolver| resolver.try_borrow_mut().ok()?.take(token))
+    }
+
+    fn leave(&self, root: u32) -> bool {
+        RESOLVER.with(|resolver| resolver.try_borrow_mut().is_ok_and(|mut resolver| resolver.leave(root)))
     }
 }

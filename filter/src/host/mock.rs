@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::resolver::Resolver;
 use super::{Buffer, Callout, Headers, Host, HostError, MetricKind, Shared, pairs};
 
 /// What the VMs of one Envoy have in common.
@@ -44,6 +45,8 @@ pub(crate) struct MockHost {
     failing: RefCell<HashMap<&'static str, (u32, bool)>>,
     pub(crate) tick_ms: Cell<u32>,
     tokens: Cell<u32>,
+    pub(crate) resolver: RefCell<Resolver>,
+    resolving: RefCell<Vec<(u32, String)>>,
 }
 
 impl MockHost {
@@ -89,6 +92,11 @@ impl MockHost {
 
     pub(crate) fn property_text(&self, name: &str) -> Option<String> {
         self.properties.borrow().get(name).map(|value| String::from_utf8(value.clone()).unwrap())
+    }
+
+    /// The names asked for since the last time, with their tokens.
+    pub(crate) fn take_names(&self) -> Vec<(u32, String)> {
+        std::mem::take(&mut self.resolving.borrow_mut())
     }
 
     /// The callouts made since the last time.
@@ -251,5 +259,21 @@ impl Host for MockHost {
             body: String::from_utf8(callout.body.to_vec()).unwrap(),
         });
         Ok(self.tokens.get())
+    }
+
+    fn resolve(&self, root: u32, name: &str) -> Result<u32, HostError> {
+        self.enter("envoy_resolve_dns")?;
+        self.tokens.set(self.tokens.get() + 1);
+        self.resolver.borrow_mut().asked(self.tokens.get(), root);
+        self.resolving.borrow_mut().push((self.tokens.get(), name.to_owned()));
+        Ok(self.tokens.get())
+    }
+
+    fn resolved(&self, token: u32) -> Option<Vec<u8>> {
+        self.resolver.borrow_mut().take(token)
+    }
+
+    fn leave(&self, root: u32) -> bool {
+        self.resolver.borrow_mut().leave(root)
     }
 }

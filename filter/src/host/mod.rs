@@ -10,6 +10,8 @@ pub(crate) mod logger;
 #[cfg(test)]
 pub(crate) mod mock;
 pub mod pairs;
+#[cfg(any(target_family = "wasm", test))]
+pub(crate) mod resolver;
 
 /// A call that the host did not carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -210,4 +212,17 @@ pub trait Host {
     /// # Errors
     /// When the host does not send it: no such cluster, or a header that it does not take.
     fn call(&self, callout: &Callout<'_>) -> Result<u32, HostError>;
+
+    /// Asks Envoy's resolver for a name's addresses, for root context `root`, which must be the one whose
+    /// callback is running. [`Host::resolved`] has the answer later, under the returned token.
+    ///
+    /// # Errors
+    /// When the host does not ask.
+    fn resolve(&self, root: u32, name: &str) -> Result<u32, HostError>;
+
+    /// The answer to [`Host::resolve`], once, as [`crate::poll::dns`] reads it; `None` before it came.
+    fn resolved(&self, token: u32) -> Option<Vec<u8>>;
+
+    /// Root context `root` is asked to go. Returns whether it may now; if not, the host lets it go later.
+    fn leave(&self, root: u32) -> bool;
 }

@@ -76,7 +76,6 @@ impl Health {
         let by_endpoints = matches!(self.eds_health_status.as_str(), "" | "HEALTHY" | "UNKNOWN" | "DEGRADED");
         let failing = self.failed_active_health_check
             || self.failed_outlier_check
-            || self.pending_dynamic_removal
             || self.pending_active_hc
             || self.excluded_via_immediate_hc_fail
             || self.active_hc_timeout;
@@ -119,6 +118,11 @@ pub fn read_members(cluster: &str, body: &[u8]) -> Result<Vec<(String, bool)>, L
         .find(|status| status.name == cluster)
         .ok_or_else(|| ListingError::NoCluster(cluster.to_owned()))?;
     let members = status.host_statuses.into_iter().filter_map(|host| {
+        // With health checks Envoy goes on listing a host that has been taken out until a check fails. To us it has
+        // left, and a pod that later has its address is another one.
+        if host.health_status.pending_dynamic_removal {
+            return None;
+        }
         let socket = host.address.socket_address?;
         let ip: IpAddr = socket.address.parse().ok()?;
         Some((SocketAddr::new(ip, socket.port_value).to_string(), host.health_status.is_healthy()))
@@ -147,6 +151,7 @@ mod tests {
             {"address":{"socket_address":{"address":"127.0.0.1","port_value":9001}},"health_status":{"eds_health_status":"HEALTHY"},"weight":1},
             {"address":{"socket_address":{"address":"127.0.0.1","port_value":9002}},"health_status":{"eds_health_status":"HEALTHY","failed_active_health_check":true}},
             {"address":{"socket_address":{"address":"::1","port_value":9003}},"health_status":{"eds_health_status":"DRAINING"}},
+            {"address":{"socket_address":{"address":"10.0.0.2","port_value":1}},"health_status":{"eds_health_status":"HEALTHY","pending_dynamic_removal":true}},
             {"address":{"pipe":{"path":"/x"}},"health_status":{}},
             {"address":{"socket_address":{"address":"10.0.0.1","port_value":1}}}]}]}"#;
         let members = read_members("pods", body).unwrap();

@@ -1,18 +1,23 @@
 //! Which pods there are and what their metrics pages say, kept up to date by one VM for all.
 //!
-//! The holder of the lease asks Envoy's admin interface for the cluster's hosts with their health (or takes
-//! the configured addresses), scrapes each, and writes the table of pods to shared data as one value. The other
-//! VMs read it before a decision; its version tells them whether they have it already.
+//! The holder of the lease finds out which pods there are, scrapes each, asks each which models it serves, and
+//! writes the table of pods to shared data as one value. The other VMs read it before a decision; its version
+//! tells them whether they have it already.
 //!
 //! A scrape goes through the pods' cluster with the pick header set. An address that the cluster does not hold
 //! would be answered by some other pod, so only members are asked. Health is ours to know because the
 //! `override_host` policy that follows the pick does not look at it.
 //!
-//! * [`admin`]: the admin listing. * [`Poller`]: what is due, what came back.
+//! * [`members`]: where the list of pods comes from; [`admin`] and [`dns`] read what comes.
 //! * `pages`: when a pod's page is due. * [`busy`]: at which pods requests are in flight.
+//! * [`models`]: which models each serves.
+//! * [`Poller`]: what is due, what came back.
 
 pub mod admin;
 pub mod busy;
+pub mod dns;
+pub mod members;
+pub mod models;
 mod pages;
 
 use foretoken_core::codec::{Reader, Writer};
@@ -22,6 +27,8 @@ use foretoken_core::hash::pod_key;
 use foretoken_core::telemetry::read_metrics;
 use hashbrown::{HashMap, HashSet};
 
+use members::{Due, Members, Source};
+use models::{ModelPolls, Outcome};
 use pages::PodPoll;
 
 /// A pod whose connection was refused this often in a row is taken to be down: with fixed addresses nothing
@@ -46,6 +53,18 @@ pub const MAX_PAGE_BYTES: usize = 4 << 20;
 pub enum Ask {
     /// The admin listing.
     Listing,
+    /// The addresses of a name.
+    Resolve {
+        /// The name.
+        name: String,
+    },
+    /// A pod's list of models.
+    Models {
+        /// The pod's key.
+        key: u64,
+        /// `ip:port`.
+        address: String,
+    },
     /// A pod's metrics page.
     Page {
         /// The pod's key.
@@ -62,9 +81,10 @@ pub struct Poller {
     /// Members with the health that Envoy gives them.
     members: Vec<(String, bool)>,
     polls: HashMap<u64, PodPoll>,
-    listing_due_us: u64,
-    listing_asked_us: Option<u64>,
-    listing_complained: bool,
+    source: Source,
+    models: ModelPolls,
+    /// The configuration may say something else of the models than it did.
+    unsettled: bool,
     dirty: bool,
     written_us: u64,
     version: u64,
@@ -117,7 +137,7 @@ impl Poller {
     #[must_use]
     pub fn resume(fleet: Fleet, random: u64) -> Self {
         let members = fleet.pods().iter().map(|pod| (pod.address.clone(), pod.healthy)).collect();
-        Self { fleet, members, random: random | 1, ..Self::default() }
+        Self { fleet, members, random: random | 1, unsettled: true, ..Self::default() }
     }
 
     /// Number of pods.
@@ -129,33 +149,34 @@ impl Poller {
     /// What to send now. Everything returned counts as sent.
     pub fn due(&mut self, config: &Config, now_us: u64) -> Vec<Ask> {
         let mut asks = Vec::new();
-        if config.endpoints.addresses.is_empty() {
-            // A listing has the scrape's timeout; an answer that never came is written off after twice that.
-            let lost_us = u64::from(config.telemetry.timeout_ms) * 2000;
-            let waiting = self.listing_asked_us.is_some_and(|asked_us| asked_us + lost_us > now_us);
-            if !waiting && self.listing_due_us <= now_us {
-                self.listing_asked_us = Some(now_us);
-                self.listing_due_us = now_us + u64::from(config.endpoints.refresh_ms) * 1000;
-                asks.push(Ask::Listing);
-            }
-        } else if self.listing_due_us <= now_us {
-            self.listing_due_us = now_us + u64::from(config.endpoints.refresh_ms) * 1000;
-            self.set_members(
-                config.endpoints.addresses.iter().map(|address| (address.clone(), true)).collect(),
-            );
+        match self.source.due(config, now_us) {
+            Due::Nothing => {}
+            Due::Ask(ask) => asks.push(ask),
+            Due::Fixed(members) => self.set_members(config, members),
+        }
+        if core::mem::take(&mut self.unsettled) {
+            self.dirty |= self.models.members_changed(config, &mut self.fleet);
         }
         if scrape_cluster(config).is_some() {
             self.due_pages(&config.telemetry, now_us, &mut asks);
         }
+        self.models.due(config, &self.fleet, now_us, &mut asks);
         asks
     }
 
-    fn set_members(&mut self, members: Vec<(String, bool)>) {
+    /// The configuration has changed.
+    pub fn reconfigured(&mut self) {
+        self.source = Source::default();
+        self.unsettled = true;
+    }
+
+    fn set_members(&mut self, config: &Config, members: Members) {
         self.members = members;
         self.members.truncate(MAX_PODS);
         self.settle_health();
         let fleet = &self.fleet;
         self.polls.retain(|key, _| fleet.find(*key).is_some());
+        self.dirty |= self.models.members_changed(config, &mut self.fleet);
     }
 
     /// Membership with both views of health: Envoy's and our own.
@@ -180,33 +201,27 @@ impl Poller {
     }
 
     /// Takes the admin listing's answer. Returns whether it gave a list of pods.
-    pub fn listing(&mut self, cluster: &str, status: u16, body: &[u8]) -> bool {
-        self.listing_asked_us = None;
-        let problem = match admin::read_members(cluster, body) {
-            _ if status != 200 => format!("status {status}"),
-            Err(error) => error.to_string(),
-            Ok(members) => {
-                self.listing_complained = false;
-                self.set_members(members);
-                return true;
-            }
-        };
-        self.complain_of_listing(&problem);
-        false
+    pub fn listing(&mut self, config: &Config, status: u16, body: &[u8]) -> bool {
+        let members = self.source.listing(config, status, body);
+        members.map(|members| self.set_members(config, members)).is_some()
     }
 
-    /// The listing could not be asked for.
-    pub fn listing_not_sent(&mut self, problem: &str) {
-        self.listing_asked_us = None;
-        self.complain_of_listing(problem);
+    /// Takes the resolver's answer. Returns whether it gave a list of pods.
+    pub fn resolved(&mut self, config: &Config, answer: &[u8]) -> bool {
+        let members = self.source.resolved(config, answer);
+        members.map(|members| self.set_members(config, members)).is_some()
     }
 
-    fn complain_of_listing(&mut self, problem: &str) {
-        if !core::mem::replace(&mut self.listing_complained, true) {
-            log::warn!(
-                "Envoy's admin listing gives no pods: {problem}; check `cluster` and `endpoints.admin_cluster`. The last list stays in use; this is said once until it works again"
-            );
-        }
+    /// The list of pods could not be asked for.
+    pub fn members_not_asked(&mut self, problem: String) {
+        self.source.not_asked(problem);
+    }
+
+    /// Takes a pod's list of models; status 0 is no answer. Returns whether it was one.
+    pub fn models(&mut self, config: &Config, key: u64, status: u16, body: &[u8], now_us: u64) -> bool {
+        let outcome = self.models.answered(config, &mut self.fleet, (key, status, body), now_us);
+        self.dirty |= outcome == Outcome::News;
+        outcome != Outcome::Failed
     }
 
     /// Takes a pod's page. Returns whether it could be used.
@@ -284,7 +299,7 @@ mod tests {
         asks.iter()
             .filter_map(|ask| match ask {
                 Ask::Page { address, .. } => Some(address.as_str()),
-                Ask::Listing => None,
+                _ => None,
             })
             .collect()
     }
@@ -302,7 +317,7 @@ mod tests {
         for tick in 0..200_u64 {
             let now_us = 1_000_000 + tick * 50_000;
             for ask in poller.due(&config, now_us) {
-                let Ask::Page { key, address } = ask else { panic!("no listing with fixed addresses") };
+                let Ask::Page { key, address } = ask else { continue };
                 *counts.entry(address).or_default() += 1;
                 assert!(poller.page(&config, key, 200, VLLM, now_us + 1000));
             }
@@ -348,14 +363,33 @@ mod tests {
         assert_eq!(poller.due(&config, 1_000_000), [Ask::Listing]);
         let body = br#"{"cluster_statuses":[{"name":"pods","host_statuses":[
             {"address":{"socket_address":{"address":"10.0.0.9","port_value":80}},"health_status":{"eds_health_status":"HEALTHY"}}]}]}"#;
-        assert!(poller.listing("pods", 200, body));
+        assert!(poller.listing(&config, 200, body));
         assert_eq!(pages(&poller.due(&config, 1_100_000)), ["10.0.0.9:80"]);
         poller.page(&config, pod_key("10.0.0.9:80"), 200, VLLM, 1_100_000);
         assert!(poller.to_share(1, 1_200_000).is_some());
-        assert!(poller.listing("pods", 200, body) && poller.to_share(1, 1_300_000).is_none(), "no news");
-        assert!(!poller.listing("pods", 200, b"{}"));
-        assert!(!poller.listing("pods", 503, body));
+        assert!(poller.listing(&config, 200, body) && poller.to_share(1, 1_300_000).is_none(), "no news");
+        assert!(!poller.listing(&config, 200, b"{}"));
+        assert!(!poller.listing(&config, 503, body));
         assert_eq!(poller.pods(), 1);
+    }
+
+    #[test]
+    fn a_name_is_resolved_again_and_again_and_its_last_addresses_stay_when_it_is_not() {
+        let config =
+            config(r#""endpoints":{"dns":"pods.local:80","refresh_ms":500},"models":{"discover":false}"#);
+        let mut poller = Poller::resume(Fleet::default(), 7);
+        let ask = [Ask::Resolve { name: "pods.local".to_owned() }];
+        assert_eq!(poller.due(&config, 1_000_000), ask);
+        assert_eq!(poller.due(&config, 1_600_000), [], "on its way");
+        let answer = b"\x01\0\0\0\x1e\0\0\x0010.0.0.7:0\0";
+        assert!(poller.resolved(&config, answer));
+        assert_eq!(poller.due(&config, 1_700_000)[..1], ask);
+        assert!(!poller.resolved(&config, b"\0\0\0\0"));
+        assert_eq!(poller.fleet.pods()[0].address, "10.0.0.7:80");
+        let elsewhere = tests::config(r#""endpoints":{"addresses":["10.0.0.8:80"]}"#);
+        poller.reconfigured();
+        poller.due(&elsewhere, 1_800_000);
+        assert_eq!(poller.fleet.pods()[0].address, "10.0.0.8:80");
     }
 
     #[test]
@@ -390,6 +424,6 @@ mod tests {
         fleet.set_members([("10.0.0.1:80".to_owned(), false)]);
         let mut poller = Poller::resume(fleet, 7);
         let asks = poller.due(&config, 1_000_000);
-        assert_eq!((asks.len(), pages(&asks)), (2, vec!["10.0.0.1:80"]));
+        assert_eq!((asks[0].clone(), pages(&asks)), (Ask::Listing, vec!["10.0.0.1:80"]));
     }
 }

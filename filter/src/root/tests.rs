@@ -1,5 +1,6 @@
 use std::rc::Rc;
 
+use crate::host::Host;
 use crate::host::mock::World;
 use crate::testing::{Worker, body, config, good_model, model};
 
@@ -136,6 +137,36 @@ fn one_worker_polls_and_the_others_know_what_it_heard() {
     );
     main.answer(&pages[0], 500, "");
     assert_eq!(main.host.counter("foretoken_scrape_failures_total"), 1);
+}
+
+#[test]
+fn the_pods_of_a_name_are_routed_to_and_a_root_waits_for_its_question() {
+    let mut worker = Worker::new(&world(), r#"{"cluster":"pods","endpoints":{"dns":"pods.local:80"}}"#);
+    let names = worker.host.take_names();
+    assert_eq!(names[0].1, "pods.local");
+    let (token, root) = (names[0].0, 1);
+    assert!(!worker.host.leave(root), "Envoy's answer would go to a root that is gone");
+    let answer = b"\x01\0\0\0\x1e\0\0\x0010.0.0.7:0\0";
+    assert!(worker.host.resolver.borrow_mut().answered(token, root, answer.to_vec()), "now it goes");
+    worker.tick();
+    worker.send("hello", &[]);
+    assert_eq!(worker.picked().as_deref(), Some("10.0.0.7:80"));
+}
+
+#[test]
+fn requests_go_to_the_pod_that_lists_their_model() {
+    let text = r#"{"cluster":"pods","endpoints":{"addresses":["10.0.0.1:80","10.0.0.2:80"]}}"#;
+    let mut worker = Worker::new(&world(), text);
+    let asked = worker.calls_to("pods");
+    for (pod, model) in [("10.0.0.1:80", "m"), ("10.0.0.2:80", "other")] {
+        let question = asked
+            .iter()
+            .find(|made| made.header(":path") == "/v1/models" && made.header(crate::testing::PICK) == pod);
+        worker.answer(question.unwrap(), 200, &format!(r#"{{"data":[{{"id":"{model}"}}]}}"#));
+    }
+    worker.tick();
+    worker.send("hello", &[]);
+    assert_eq!(worker.picked().as_deref(), Some("10.0.0.1:80"));
 }
 
 #[test]
