@@ -9,6 +9,8 @@
 //! * [`envoy`]: Envoy with `envoy/local/envoy.yaml`, its ports and pods replaced; its statistics.
 //! * [`trainer`]: the trainer process and its status.
 //! * [`pods`]: simulated pods in this process; [`llama_cpp`]: real engines.
+//! * [`dns`]: a DNS server whose answers a test changes; [`load`]: clients that send until they are stopped.
+//! * [`samples`]: takes samples in the trainer's place; [`measure`]: the filter's times against a client's.
 //! * [`models`]: models made by hand, whose predictions are known.
 //! * [`completion`]: requests, and what the filter explains about them.
 //! * [`recorder`]: a pod that keeps what reaches it, for tests about bytes and headers.
@@ -17,13 +19,17 @@
 
 pub mod completion;
 pub mod demo;
+pub mod dns;
 pub mod envoy;
 pub mod http;
 pub mod llama_cpp;
+pub mod load;
+pub mod measure;
 pub mod models;
 pub mod paths;
 pub mod pods;
 pub mod process;
 pub mod recorder;
+pub mod samples;
 pub mod trainer;
 pub mod wait;

@@ -42,11 +42,10 @@ async fn a_model_learned_from_llama_cpp_answers_routes_llama_cpp_requests() -> R
     let generation = trainer.wait_for_generation(1, Duration::from_secs(90)).await?;
     envoy.wait_for_generation(generation, Duration::from_secs(20)).await?;
     let routed = complete_all(envoy.llm(), requests(200, 2), 6).await?;
-    assert!(
-        routed
-            .iter()
-            .all(|completed| completed.explain.as_ref().is_some_and(|explain| explain.rung == "model"))
-    );
+    for completed in &routed {
+        let explain = completed.explained()?;
+        assert_eq!((explain.rung.as_str(), explain.reason.as_deref()), ("model", None));
+    }
 
     // Every request became a sample, and nearly all of them can be learned from: usage, times and the end of
     // llama.cpp's streams are read.

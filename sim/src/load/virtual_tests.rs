@@ -90,7 +90,8 @@ fn play(policy: Policy, seed: u64, seconds: u64) -> Figures {
                 conversations[conversation].ask(turn);
                 let (_, body) = conversations[conversation].request(turn);
                 assert_eq!(workload.api, Api::Chat);
-                let request = openai::read(openai::Api::Chat, &body, &workload.model, &profiles[0]).unwrap();
+                let request =
+                    openai::read(openai::Api::Chat, &body, &workload.model, &[], &profiles[0]).unwrap();
                 let at = match policy {
                     Policy::RoundRobin => sent % pods.len(),
                     Policy::LeastRequest => (0..pods.len())

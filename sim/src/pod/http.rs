@@ -54,7 +54,8 @@ async fn infer(shared: Arc<Shared>, api: Api, body: Bytes) -> Response {
     if let Some(status) = shared.faults.take_failure() {
         return error_response(&shared, &ApiError::fault(status));
     }
-    let request = match openai::read(api, &body, &shared.options.model, &shared.options.profile) {
+    let adapters = shared.adapters().clone();
+    let request = match openai::read(api, &body, &shared.options.model, &adapters, &shared.options.profile) {
         Ok(request) => request,
         Err(error) => return error_response(&shared, &error),
     };
@@ -104,11 +105,18 @@ fn error_response(shared: &Shared, error: &ApiError) -> Response {
 
 async fn models(State(shared): State<Arc<Shared>>) -> Response {
     let created = shared.created_s as u64;
-    let list = json!({"object": "list", "data": [{
-        "id": shared.options.model, "object": "model", "created": created, "owned_by": "vllm",
-        "root": shared.options.model, "parent": null,
+    let base = &shared.options.model;
+    let mut models = vec![json!({
+        "id": base, "object": "model", "created": created, "owned_by": "vllm", "root": base, "parent": null,
         "max_model_len": shared.options.profile.max_model_len_tokens,
-    }]});
+    })];
+    models.extend(shared.adapters().iter().map(|adapter| {
+        json!({
+            "id": adapter, "object": "model", "created": created, "owned_by": "vllm",
+            "root": format!("/adapters/{adapter}"), "parent": base,
+        })
+    }));
+    let list = json!({"object": "list", "data": models});
     respond(&shared, StatusCode::OK, "application/json", Body::from(list.to_string()))
 }
 

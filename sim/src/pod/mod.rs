@@ -52,8 +52,10 @@ pub enum PodError {
     #[error(transparent)]
     Profile(#[from] ProfileError),
     /// The port is taken, most likely.
-    #[error("cannot listen on 127.0.0.1:{port}: {source}; choose another port, or 0 for any")]
+    #[error("cannot listen on {ip}:{port}: {source}; choose another port, or 0 for any")]
     Listen {
+        /// The address that was asked for.
+        ip: Ipv4Addr,
         /// The port that was asked for.
         port: u16,
         /// What the system says.
@@ -71,9 +73,13 @@ pub struct PodOptions {
     pub profile: Profile,
     /// Model it serves; others are answered with 404.
     pub model: String,
+    /// LoRA adapters of it that are loaded from the start ([`LivePod::load_adapter`] loads more).
+    pub adapters: Vec<String>,
     /// Name in the `x-sim-pod` response header; empty takes the address.
     pub name: String,
-    /// Port on the loopback address; 0 for any.
+    /// Loopback address to listen on (127.0.0.1, or another one of 127.0.0.0/8).
+    pub ip: Ipv4Addr,
+    /// Port on it; 0 for any.
     pub port: u16,
     /// Seed of the step times.
     pub seed: u64,
@@ -88,7 +94,9 @@ impl PodOptions {
         Self {
             profile,
             model: DEFAULT_MODEL.to_owned(),
+            adapters: Vec::new(),
             name: String::new(),
+            ip: Ipv4Addr::LOCALHOST,
             port: 0,
             seed: 0,
             sim_endpoints: false,
@@ -125,6 +133,8 @@ struct Shared {
     commands: mpsc::UnboundedSender<Command>,
     faults: Faults,
     board: Mutex<Board>,
+    /// Adapters loaded now. They are answered for as the model is: their cost is not modelled.
+    adapters: Mutex<Vec<String>>,
     requests: AtomicU64,
     /// Start, seconds since the Unix epoch.
     created_s: f64,
@@ -133,6 +143,10 @@ struct Shared {
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn adapters(&self) -> MutexGuard<'_, Vec<String>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of a response, different on every pod.
@@ -164,19 +178,21 @@ impl LivePod {
     /// [`PodError`] when the profile cannot work or the port is taken.
     pub async fn start(mut options: PodOptions) -> Result<Self, PodError> {
         options.profile.check()?;
-        let port = options.port;
-        let listen = |source| PodError::Listen { port, source };
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(listen)?;
+        let (ip, port) = (options.ip, options.port);
+        let listen = |source| PodError::Listen { ip, port, source };
+        let listener = TcpListener::bind((ip, port)).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         if options.name.is_empty() {
             options.name = address.to_string();
         }
         let (commands, received) = mpsc::unbounded_channel();
+        let adapters = Mutex::new(options.adapters.clone());
         let shared = Arc::new(Shared {
             options,
             commands,
             faults: Faults::new(),
             board: Mutex::new(Board::new()),
+            adapters,
             requests: AtomicU64::new(0),
             created_s: unix_time().as_secs_f64(),
         });
@@ -213,6 +229,11 @@ impl LivePod {
     /// Refuses new connections (true) or listens again (false). Existing connections go on.
     pub fn refuse(&self, refuse: bool) {
         self.shared.faults.refuse(refuse);
+    }
+
+    /// Loads a LoRA adapter: the pod lists it and answers requests that name it.
+    pub fn load_adapter(&self, name: &str) {
+        self.shared.adapters().push(name.to_owned());
     }
 
     /// Answers the next `count` inference requests with `status`.

@@ -117,12 +117,19 @@ struct Part {
     text: Option<String>,
 }
 
-/// Reads a request body for a pod that serves `model` on `profile`.
-pub(crate) fn read(api: Api, body: &[u8], model: &str, profile: &Profile) -> Result<PodRequest, ApiError> {
+/// Reads a request body for a pod that serves `model` and these LoRA adapters of it.
+pub(crate) fn read(
+    api: Api,
+    body: &[u8],
+    model: &str,
+    adapters: &[String],
+    profile: &Profile,
+) -> Result<PodRequest, ApiError> {
     let body: Body = serde_json::from_slice(body).map_err(|error| {
         ApiError::bad_request(None, format!("request body is not a request of this API: {error}"))
     })?;
-    if body.model.as_deref().is_some_and(|asked| asked != model) {
+    if body.model.as_deref().is_some_and(|asked| asked != model && !adapters.iter().any(|name| name == asked))
+    {
         return Err(ApiError {
             status: 404,
             kind: "NotFoundError",

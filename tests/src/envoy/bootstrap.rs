@@ -66,11 +66,46 @@ impl Bootstrap {
     /// # Errors
     /// When there is no such cluster.
     pub fn set_cluster(&mut self, name: &str, addresses: &[SocketAddr]) -> Result<()> {
-        let endpoints: Vec<Value> = addresses
-            .iter()
-            .map(|address| json!({"endpoint": {"address": {"socket_address": socket_address(*address)}}}))
-            .collect();
-        self.named("clusters", name)?["load_assignment"]["endpoints"] = json!([{"lb_endpoints": endpoints}]);
+        self.named("clusters", name)?["load_assignment"]["endpoints"] = lb_endpoints(addresses);
+        Ok(())
+    }
+
+    /// Has a cluster's endpoints come from a watched file.
+    ///
+    /// # Errors
+    /// When there is no such cluster.
+    pub fn set_endpoint_discovery(&mut self, cluster: &str, path: &Path) -> Result<()> {
+        let cluster = self.named("clusters", cluster)?;
+        cluster["type"] = json!("EDS");
+        cluster["eds_cluster_config"] = json!({
+            "eds_config": {"resource_api_version": "V3", "path_config_source": {"path": path}},
+        });
+        if let Some(fields) = cluster.as_object_mut() {
+            fields.remove("load_assignment");
+        }
+        Ok(())
+    }
+
+    /// Has a cluster's endpoints be the addresses of a name, asked of this DNS server ten times a second.
+    ///
+    /// # Errors
+    /// When there is no such cluster.
+    pub fn set_dns(&mut self, cluster: &str, name: &str, port: u16, server: SocketAddr) -> Result<()> {
+        let cluster = self.named("clusters", cluster)?;
+        cluster["type"] = json!("STRICT_DNS");
+        cluster["dns_lookup_family"] = json!("V4_ONLY");
+        cluster["dns_refresh_rate"] = json!("0.1s");
+        cluster["typed_dns_resolver_config"] = json!({
+            "name": "envoy.network.dns_resolver.cares",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
+                "resolvers": [{"socket_address": socket_address(server)}],
+                "dns_resolver_options": {"no_default_search_domain": true},
+            },
+        });
+        let address = json!({"socket_address": {"address": name, "port_value": port}});
+        cluster["load_assignment"]["endpoints"] =
+            json!([{"lb_endpoints": [{"endpoint": {"address": address}}]}]);
         Ok(())
     }
 
@@ -157,6 +192,15 @@ impl Bootstrap {
             .and_then(|items| items.iter_mut().find(|item| item["name"] == name))
             .ok_or_else(|| anyhow!("envoy.yaml has no {name} in {list}"))
     }
+}
+
+/// Endpoints as Envoy's clusters and endpoint discovery write them.
+pub(super) fn lb_endpoints(addresses: &[SocketAddr]) -> Value {
+    let endpoints: Vec<Value> = addresses
+        .iter()
+        .map(|address| json!({"endpoint": {"address": {"socket_address": socket_address(*address)}}}))
+        .collect();
+    json!([{"lb_endpoints": endpoints}])
 }
 
 fn socket_address(address: SocketAddr) -> Value {

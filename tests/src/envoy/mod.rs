@@ -6,6 +6,7 @@
 
 pub mod bootstrap;
 pub mod ecds;
+pub mod endpoints;
 pub mod stats;
 
 use std::net::SocketAddr;
@@ -26,6 +27,22 @@ pub use crate::paths::Flavour;
 /// Compiling the tract flavour takes Envoy several seconds, more on a busy machine.
 const START: Duration = Duration::from_secs(90);
 
+/// How Envoy learns of the pods.
+#[derive(Debug, Clone)]
+pub enum Discovery {
+    /// They stand in its configuration.
+    Fixed,
+    /// From a watched file ([`endpoints::EndpointsFile`]).
+    File(PathBuf),
+    /// From the name `pods.test`, by this DNS server, with this port.
+    Dns {
+        /// Where to ask.
+        server: SocketAddr,
+        /// The pods' port.
+        port: u16,
+    },
+}
+
 /// How an Envoy is to be started.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -41,6 +58,8 @@ pub struct Options {
     pub flavour: Flavour,
     /// The filter's settings ([`filter_config`] unless a test changes them).
     pub filter: Value,
+    /// How Envoy learns of the pods.
+    pub discovery: Discovery,
     /// A connection for each request: for engines that close it after an answer without announcing so, as
     /// llama.cpp does after streams. On a pooled connection the next request would meet the close.
     pub one_request_per_connection: bool,
@@ -59,6 +78,7 @@ impl Options {
             ecds: None,
             flavour: Flavour::Default,
             filter: filter_config()?,
+            discovery: Discovery::Fixed,
             one_request_per_connection: false,
         })
     }
@@ -101,6 +121,11 @@ impl Envoy {
             if options.one_request_per_connection {
                 bootstrap.set_one_request_per_connection(cluster)?;
             }
+        }
+        match &options.discovery {
+            Discovery::Fixed => {}
+            Discovery::File(path) => bootstrap.set_endpoint_discovery("pods", path)?,
+            Discovery::Dns { server, port } => bootstrap.set_dns("pods", "pods.test", *port, *server)?,
         }
         bootstrap.set_cluster("admin", &[admin])?;
         let (samples, xds) = options.trainer.unwrap_or((nobody(), nobody()));
