@@ -376,7 +376,7 @@ impl State {
                     (":authority", address.as_str()),
                     (config.pick.header.as_str(), address.as_str()),
                 ];
-                let cluster = poll::scrape_cluster(config).unwrap_or_default();
+                let cluster = poll::models::cluster(config).unwrap_or_default();
                 let callout = Callout { cluster, headers: &headers, body: &[], timeout_ms };
                 if let Err((error, _)) = self.call(host, &callout, Purpose::Models(key), now_us) {
                     self.models(host, metrics, key, 0, &[], now_us);

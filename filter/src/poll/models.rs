@@ -3,13 +3,13 @@
 //! A pod whose list has not come yet is *awaited*: it gets only requests that no other pod can take. One that
 //! answers that it has no list may serve anything. One that does not answer keeps what is known of it.
 
-use foretoken_core::config::Config;
+use foretoken_core::config::{Config, PickForm};
 use foretoken_core::fleet::{Fleet, Served};
 use foretoken_core::hash::pod_key;
 use foretoken_core::served::ServedModels;
 use hashbrown::HashMap;
 
-use super::{Ask, scrape_cluster};
+use super::Ask;
 
 /// A list is read up to here: vLLM's takes some 600 B a model.
 pub const MAX_LIST_BYTES: usize = 1 << 20;
@@ -46,9 +46,16 @@ pub enum Outcome {
 #[derive(Debug, Default)]
 pub struct ModelPolls(HashMap<u64, PodPoll>);
 
-/// Whether pods are asked at all.
-fn asks(config: &Config) -> bool {
-    config.models.discover && scrape_cluster(config).is_some()
+/// The cluster to ask through: one that obeys the pick header and knows the pods under their own port. `None`
+/// when there is none, or pods are not to be asked.
+#[must_use]
+pub fn cluster(config: &Config) -> Option<&str> {
+    let cluster = match config.pick.form {
+        PickForm::List => Some(config.cluster.as_str()),
+        PickForm::StatefulSession if config.telemetry.port.is_some() => None,
+        PickForm::StatefulSession => config.telemetry.cluster.as_deref(),
+    };
+    cluster.filter(|_| config.models.discover)
 }
 
 impl ModelPolls {
@@ -72,7 +79,7 @@ impl ModelPolls {
             if let Some(served) = fixed.remove(&key) {
                 self.0.insert(key, PodPoll { due_us: u64::MAX, ..PodPoll::default() });
                 changed |= fleet.set_served(key, Served::list(served));
-            } else if !asks(config) {
+            } else if cluster(config).is_none() {
                 self.0.remove(&key);
                 changed |= fleet.set_served(key, Served::Unknown);
             } else if !self.0.contains_key(&key) {
@@ -86,7 +93,7 @@ impl ModelPolls {
 
     /// Adds the questions that are due. Each counts as asked.
     pub fn due(&mut self, config: &Config, fleet: &Fleet, now_us: u64, out: &mut Vec<Ask>) {
-        if !asks(config) {
+        if cluster(config).is_none() {
             return;
         }
         let lost_us = u64::from(config.telemetry.timeout_ms) * 2000;
