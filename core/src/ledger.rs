@@ -250,6 +250,11 @@ impl Ledger {
         self.activity.retain(|key, _| keep(*key));
     }
 
+    /// Drops what is known of a pod.
+    pub fn forget_pod(&mut self, pod_key: u64) {
+        self.activity.remove(&pod_key);
+    }
+
     /// Requests in flight.
     #[must_use]
     pub fn inflight(&self) -> usize {

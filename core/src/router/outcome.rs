@@ -172,6 +172,11 @@ impl Router {
             // Nothing answered: the pod may have restarted with an empty cache.
             self.prefix.forget(pod_key(&dispatch.served_address));
         }
+        let served = pod_key(&dispatch.served_address);
+        if self.fleet.find(served).is_none() {
+            // It left while it was answering: another pod may get its address.
+            self.ledger.forget_pod(served);
+        }
         Some((sample, segment))
     }
 
@@ -277,6 +282,7 @@ impl Router {
             self.ledger.lengths.observe(dispatch.model_key, sample.output_tokens);
         }
         let choice = dispatch.served.and_then(|at| dispatch.choices.get(at))?;
+        self.fleet.find(choice.key)?;
         // What the engine says it had to prefill is truer than what the index expected.
         let prefilled = match (sample.prompt_tokens, sample.cached_tokens) {
             (Some(prompt), Some(cached)) => f32_of_u64(u64::from(prompt.saturating_sub(cached))),

@@ -357,6 +357,34 @@ fn a_request_goes_to_a_pod_that_lists_its_model_and_anywhere_when_none_does() {
 }
 
 #[test]
+fn a_pod_that_left_with_requests_in_hand_starts_afresh_when_it_comes_back() {
+    let mut router = router(1);
+    let (asked, members) = (request(7, 40), [(A.to_owned(), true), (B.to_owned(), true)]);
+    let decision = router.decide(&asked, 1_000).unwrap();
+    let (mut dispatch, _) = router.dispatch(&decision, &asked, 1_000, 1_000);
+    let gone = dispatch.pod().to_owned();
+    let mut fleet = router.fleet().clone();
+    fleet.set_members(members.iter().filter(|(address, _)| *address != gone).cloned());
+    router.set_fleet(fleet.clone());
+    assert_eq!(router.decide(&asked, 2_000).unwrap().candidates, 1);
+    // Its answer still comes, and is a sample like any other.
+    router.progress(&mut dispatch, 1, 3_000);
+    let outcome = Outcome { summary: Some(summary(1_000, 900, 90, 50)), ..OK };
+    let (sample, _) = router.end(&mut dispatch, &outcome, 4_000_000).unwrap();
+    assert_eq!((sample.pod.as_str(), router.inflight()), (gone.as_str(), 0));
+    // Nothing of it is believed of whoever has the address next.
+    fleet.set_members(members);
+    router.set_fleet(fleet);
+    let choices = router.decide(&asked, 9_000_000).unwrap().choices;
+    // As bits: an unknown (NaN) equals nothing.
+    let of = |address: &str| {
+        choices.iter().find(|choice| choice.address == address).unwrap().row.0.map(f32::to_bits)
+    };
+    let other = if gone == A { B } else { A };
+    assert_eq!(of(&gone), of(other), "like a pod of which nothing is known");
+}
+
+#[test]
 fn a_request_that_the_client_gave_up_says_nothing_about_the_pod() {
     let mut router = router(1);
     for i in 0..20 {
