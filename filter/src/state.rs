@@ -154,10 +154,8 @@ impl State {
     pub fn adopt(&mut self, root: u32, loaded: Loaded) {
         self.active_root = Some(root);
         self.router.set_config(Arc::clone(&loaded.config));
-        if let Some(poller) = &mut self.poller
-            && self.loaded.config != loaded.config
-        {
-            poller.reconfigured();
+        if let Some(poller) = &mut self.poller {
+            poller.reconfigured(&self.loaded.config, &loaded.config);
         }
         match &loaded.model {
             Some((tag, model)) => self.router.set_model(Some(Arc::clone(model)), tag.generation),

@@ -14,7 +14,7 @@ use foretoken_tests::{paths, pods, wait};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Long enough to span the pod's removal.
-const LONG_ANSWER_TOKENS: u32 = 300;
+const LONG_ANSWER_TOKENS: u32 = 1000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_request_fails_and_no_state_stays() -> Result<()> {
@@ -52,7 +52,7 @@ async fn no_request_fails_and_no_state_stays() -> Result<()> {
     }
 
     // The prompt's pod is taken out while streams are open on it.
-    let streams: Vec<_> = (0..3)
+    let streams: Vec<_> = (0..6)
         .map(|_| {
             let (llm, mut long) = (envoy.llm(), prompt.clone());
             long.max_tokens = LONG_ANSWER_TOKENS;

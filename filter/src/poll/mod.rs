@@ -164,9 +164,11 @@ impl Poller {
         asks
     }
 
-    /// The configuration has changed.
-    pub fn reconfigured(&mut self) {
-        self.source = Source::default();
+    /// The configuration has changed. A question that is on its way stays good, unless it is another's now.
+    pub fn reconfigured(&mut self, old: &Config, new: &Config) {
+        if old.endpoints != new.endpoints {
+            self.source = Source::default();
+        }
         self.unsettled = true;
     }
 
@@ -387,7 +389,7 @@ mod tests {
         assert!(!poller.resolved(&config, b"\0\0\0\0"));
         assert_eq!(poller.fleet.pods()[0].address, "10.0.0.7:80");
         let elsewhere = tests::config(r#""endpoints":{"addresses":["10.0.0.8:80"]}"#);
-        poller.reconfigured();
+        poller.reconfigured(&config, &elsewhere);
         poller.due(&elsewhere, 1_800_000);
         assert_eq!(poller.fleet.pods()[0].address, "10.0.0.8:80");
     }
