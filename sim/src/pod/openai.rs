@@ -264,7 +264,7 @@ mod tests {
     use crate::answer::Word;
 
     fn read_one(api: Api, body: &serde_json::Value) -> Result<PodRequest, ApiError> {
-        read(api, body.to_string().as_bytes(), "tiny", &Profile::built_in("fast").unwrap())
+        read(api, body.to_string().as_bytes(), "tiny", &[], &Profile::built_in("fast").unwrap())
     }
 
     #[test]
