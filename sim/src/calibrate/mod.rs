@@ -1,4 +1,4 @@
-//! Fits the step time's five coefficients to published measurements, and says how well they fit.
+//! Fits the step time's coefficients to published measurements, and says how well they fit.
 //!
 //! Two public tables: *splitwise* (prompt and token times of a model by prompt size and batch, nothing else
 //! running) and *silicon* (TTFT and TPOT of serving engines at a fixed number of concurrent requests). Both
@@ -8,11 +8,13 @@
 //! splitwise  prompt_ms = floor + a·B·P + b·B·P²/2
 //!            token_ms  = floor + c·B + d·B·(P + T/2)
 //! silicon    tpot_ms   = floor + C·(c + d·(I + O/2)) + C/O·(a·I + b·I²/2)
-//!            ttft_ms   = tpot_ms + a·I + b·I²/2
+//!            ttft_ms   = tpot_ms + a·I + b·I²/2 + s·C·I
 //! ```
 //!
 //! with batch B, prompt P, output T, concurrency C, input I, output O: in a steady closed loop each step carries
-//! the prefill of C/O requests, and a new request waits for the step in hand and its own prefill. So the fit is
+//! the prefill of C/O requests, and a new request waits for the step in hand and its own prefill. Such a benchmark
+//! starts its C requests together, so its mean TTFT also holds their wait for one another: s·C·I, with s a share of
+//! a that depends on how long the benchmark ran and is no property of the engine. So the fit is
 //! least squares of relative errors under non-negative coefficients ([`nnls`]).
 //!
 //! What it is not: a proof that one set of coefficients serves all batch sizes. The errors say how far it does.
@@ -26,7 +28,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use nnls::solve;
+use nnls::{UNKNOWNS, solve};
 use tables::{SiliconRow, SplitwiseRow};
 
 /// The step time's coefficients, by the names of [`crate::engine::profile::Profile`].
@@ -42,16 +44,19 @@ pub struct Coefficients {
     pub decode_ms_per_seq: f64,
     /// Of each of its context tokens.
     pub decode_ms_per_context_token: f64,
+    /// Of each prompt token of the requests that a benchmark starts together: not a profile's.
+    pub start_ms_per_token: f64,
 }
 
 impl Coefficients {
-    fn of(values: [f64; 5]) -> Self {
+    fn of(values: [f64; UNKNOWNS]) -> Self {
         let [
             floor_ms,
             prefill_ms_per_token,
             attention_ms_per_token2,
             decode_ms_per_seq,
             decode_ms_per_context_token,
+            start_ms_per_token,
         ] = values;
         Self {
             floor_ms,
@@ -59,22 +64,24 @@ impl Coefficients {
             attention_ms_per_token2,
             decode_ms_per_seq,
             decode_ms_per_context_token,
+            start_ms_per_token,
         }
     }
 
-    fn dot(&self, terms: &[f64; 5]) -> f64 {
+    fn dot(&self, terms: &[f64; UNKNOWNS]) -> f64 {
         self.floor_ms * terms[0]
             + self.prefill_ms_per_token * terms[1]
             + self.attention_ms_per_token2 * terms[2]
             + self.decode_ms_per_seq * terms[3]
             + self.decode_ms_per_context_token * terms[4]
+            + self.start_ms_per_token * terms[5]
     }
 }
 
 /// One measurement: what it multiplies, and what was measured.
 #[derive(Debug, Clone, Copy)]
 struct Point {
-    terms: [f64; 5],
+    terms: [f64; UNKNOWNS],
     measured_ms: f64,
     /// 0: prompt or TTFT; 1: token or TPOT.
     kind: usize,
@@ -97,11 +104,11 @@ pub struct Fit {
     pub left_out_error: f64,
 }
 
-/// Groups with fewer measurements are not fitted: five coefficients fit anything.
+/// Groups with fewer measurements are not fitted: six coefficients fit anything.
 const MIN_POINTS: usize = 12;
 
 fn fit_points(points: &[Point]) -> Coefficients {
-    let rows: Vec<([f64; 5], f64)> =
+    let rows: Vec<([f64; UNKNOWNS], f64)> =
         points.iter().map(|point| (point.terms.map(|term| term / point.measured_ms), 1.0)).collect();
     Coefficients::of(solve(&rows))
 }
@@ -164,12 +171,12 @@ fn splitwise_points(rows: &[SplitwiseRow]) -> BTreeMap<String, Vec<Point>> {
             // Repeats of one setting are one measurement.
             let of = |value: fn(&SplitwiseRow) -> f64| median(rows.iter().map(|row| value(row)).collect());
             all.push(Point {
-                terms: [1.0, b * p, b * p * p / 2.0, 0.0, 0.0],
+                terms: [1.0, b * p, b * p * p / 2.0, 0.0, 0.0, 0.0],
                 measured_ms: of(|row| row.prompt_time_ms),
                 kind: 0,
             });
             all.push(Point {
-                terms: [1.0, 0.0, 0.0, b, b * (p + t / 2.0)],
+                terms: [1.0, 0.0, 0.0, b, b * (p + t / 2.0), 0.0],
                 measured_ms: of(|row| row.token_time_ms),
                 kind: 1,
             });
@@ -193,8 +200,8 @@ fn silicon_points(rows: &[SiliconRow]) -> BTreeMap<String, Vec<Point>> {
         // Ranks of data parallelism each take their share.
         let c = f64::from(row.concurrency) / f64::from(row.attention_dp.max(1));
         let (i, o) = (f64::from(row.isl), f64::from(row.osl.max(1)));
-        let own = [0.0, i, i * i / 2.0, 0.0, 0.0];
-        let step = [1.0, c / o * i, c / o * i * i / 2.0, c, c * (i + o / 2.0)];
+        let own = [0.0, i, i * i / 2.0, 0.0, 0.0, c * i];
+        let step = [1.0, c / o * i, c / o * i * i / 2.0, c, c * (i + o / 2.0), 0.0];
         let first = std::array::from_fn(|at| step[at] + own[at]);
         let all = points.entry(group).or_default();
         all.push(Point { terms: first, measured_ms: row.ttft_ms, kind: 0 });

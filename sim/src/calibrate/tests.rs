@@ -34,10 +34,10 @@ fn coefficients_that_made_the_table_are_found_again() {
 #[test]
 fn what_would_be_negative_is_zero_and_the_rest_is_refitted() {
     // y = 2·x0 - 1·x1, so the best non-negative x1 is 0 and x0 the plain mean of the rest.
-    let rows: Vec<([f64; 5], f64)> = (1..20)
+    let rows: Vec<([f64; 6], f64)> = (1..20)
         .map(|at| {
             let (x0, x1) = (f64::from(at), f64::from(at * at % 7));
-            ([x0, x1, 0.0, 0.0, 0.0], 2.0 * x0 - x1)
+            ([x0, x1, 0.0, 0.0, 0.0, 0.0], 2.0 * x0 - x1)
         })
         .collect();
     let x = solve(&rows);

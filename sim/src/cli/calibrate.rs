@@ -45,6 +45,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 attention_ms_per_token2: profile.attention_ms_per_token2,
                 decode_ms_per_seq: profile.decode_ms_per_seq,
                 decode_ms_per_context_token: profile.decode_ms_per_context_token,
+                start_ms_per_token: 0.0,
             };
             if let Some((prompt, token)) = judge_splitwise(&rows, group, &coefficients) {
                 judged.push((name, group, prompt, token));
