@@ -16,6 +16,13 @@ use crate::virtual_time::foretoken::Fit;
 
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
+/// What of the trainer's answer matters here.
+#[derive(serde::Deserialize)]
+struct Said {
+    /// Why the service would not publish the model.
+    refused: Vec<String>,
+}
+
 /// `foretoken-trainer fit`, called for each model.
 #[derive(Debug, Clone)]
 pub struct Trainer {
@@ -70,12 +77,19 @@ impl Trainer {
             .arg(lines)
             .arg("--out")
             .arg(onnx)
+            .arg("--json")
             .args(&self.arguments)
             .stdin(Stdio::null())
             .output()
             .map_err(|error| format!("cannot run {}: {error}", self.binary.display()))?;
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        // What the service would not publish is not routed by here either.
+        let said: Said = serde_json::from_slice(&output.stdout)
+            .map_err(|error| format!("the trainer's answer is not the JSON of a fit: {error}"))?;
+        if !said.refused.is_empty() {
+            return Err(format!("not published: {}", said.refused.join("; ")));
         }
         let bytes =
             std::fs::read(onnx).map_err(|error| format!("cannot read {}: {error}", onnx.display()))?;
