@@ -42,6 +42,10 @@ impl ModelCard {
     }
 }
 
+/// Ratios below this are taken for this. Trees that saw times near zero (tokens that came all at once on a starved
+/// machine) sum up to a little less than nothing, and no time is negative.
+const LEAST_RATIO: f32 = 0.01;
+
 /// One row's outputs. A target the model does not have is NaN. Ratio outputs are multiplied by the prior.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
@@ -193,8 +197,12 @@ impl Model {
         for (row, prediction) in rows.iter().zip(out.iter_mut()) {
             for output in &self.outputs {
                 if output.unit == Unit::Ratio {
-                    *prediction.slot(output.target, output.quantile) *=
-                        contract::prior_ms(row, output.target);
+                    let value = prediction.slot(output.target, output.quantile);
+                    // An unknown (NaN) and an infinity stay what they are, for the router to refuse.
+                    if value.is_finite() && *value < LEAST_RATIO {
+                        *value = LEAST_RATIO;
+                    }
+                    *value *= contract::prior_ms(row, output.target);
                 }
             }
         }

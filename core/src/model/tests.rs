@@ -47,6 +47,16 @@ fn crossed_quantiles_are_sorted_and_a_lone_quantile_stands_for_both() {
 }
 
 #[test]
+fn a_ratio_that_the_trees_put_below_nothing_is_a_small_one() {
+    let mut row = Row::default();
+    row.set(Feature::PriorTtftMs, 200.0);
+    row.set(Feature::PriorTpotMs, 10.0);
+    let bytes = constants(&[("ttft_ratio_p50", 1.5), ("tpot_ratio_p50", -0.02), ("tpot_ratio_p90", 0.5)]);
+    let prediction = predict(&bytes, row);
+    assert_eq!((prediction.ttft_ms_p50, prediction.tpot_ms_p50, prediction.tpot_ms_p90), (300.0, 0.01 * 10.0, 5.0));
+}
+
+#[test]
 fn an_unknown_prior_makes_a_ratio_unknown() {
     let bytes = constants(&[("ttft_ratio_p50", 1.0), ("tpot_ms_p50", 3.0)]);
     let prediction = predict(&bytes, Row::default());
