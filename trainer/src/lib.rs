@@ -23,6 +23,7 @@ pub mod ingest;
 pub mod live;
 pub mod metrics;
 pub mod parity;
+pub mod plot;
 pub mod publish;
 pub mod registry;
 pub mod score;

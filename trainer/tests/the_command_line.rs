@@ -45,6 +45,17 @@ fn a_model_is_fitted_from_a_file_and_inspected() {
     assert_eq!(inspected["model_id"], fitted["model_id"]);
     assert_eq!(inspected["default_filter"], true);
     assert_eq!(inspected["outputs"].as_array().unwrap().len(), 4);
+    let plots = dir.path().join("plots");
+    let evaluated =
+        trainer(&["eval", out, "--samples", samples, "--json", "--plots"]).arg(&plots).output().unwrap();
+    let evaluated = json(&evaluated);
+    assert_eq!((&evaluated["samples"], &evaluated["model_id"]), (&600.into(), &fitted["model_id"]));
+    let error = |of: &str| evaluated[of]["ttft"]["ape_median"].as_f64().unwrap();
+    assert!(error("model") < 0.5 * error("prior"), "{evaluated}");
+    for name in ["ttft-predicted", "ttft-error", "tpot-coverage"] {
+        let svg = std::fs::read_to_string(plots.join(format!("{name}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains("</svg>"), "{name}");
+    }
     let text = trainer(&["inspect", out]).output().unwrap();
     assert!(String::from_utf8(text.stdout).unwrap().contains("runs in both flavours"));
 }
@@ -204,4 +215,34 @@ fn versions_of_a_folder_are_listed_compared_and_published_again() {
     drop(lock);
     assert_eq!(json(&run(&["promote", "2", "--json"]))["generation"], 4);
     assert_eq!(trainer(&["versions"]).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn samples_go_through_parquet_into_another_store_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let now_ms = foretoken_trainer::export::now_ms();
+    let text: String = synthetic::samples(4, 300)
+        .into_iter()
+        .map(|mut sample| {
+            sample.at_ms = now_ms - 1000;
+            serde_json::to_string(&sample).unwrap() + "\n"
+        })
+        .collect();
+    let (ndjson, parquet, csv) = (path("s.ndjson"), path("s.parquet"), path("s.csv"));
+    let (one, two) = (path("one"), path("two"));
+    std::fs::write(&ndjson, text + "not a sample\n").unwrap();
+    let run = |args: &[&str]| json(&trainer(args).arg("--json").output().unwrap());
+    let added = run(&["import", "--data-dir", &one, "--from", &ndjson]);
+    assert_eq!((&added["accepted"], &added["rejected"]), (&300.into(), &1.into()));
+    for file in [&parquet, &csv] {
+        assert_eq!(run(&["export", "--data-dir", &one, "--to", file])["samples"], 300);
+    }
+    assert_eq!(run(&["import", "--data-dir", &two, "--from", &parquet])["accepted"], 300);
+    let again = run(&["import", "--data-dir", &two, "--from", &csv]);
+    assert_eq!((&again["accepted"], &again["duplicates"]), (&0.into(), &300.into()));
+    if xgb::for_tests().is_some() {
+        let fitted = run(&["fit", "--samples", &parquet, "--out", &path("model.onnx")]);
+        assert_eq!(fitted["samples"], 300);
+    }
 }

@@ -1,6 +1,7 @@
 //! The command line: one module a subcommand.
 
 mod convert;
+mod eval;
 mod fit;
 mod golden;
 mod inspect;
@@ -32,6 +33,7 @@ enum Command {
     Export(transfer::Export),
     Import(transfer::Import),
     Fit(fit::Fit),
+    Eval(eval::Eval),
     Convert(convert::Convert),
     Inspect(inspect::Inspect),
     Versions(versions::Versions),
@@ -52,6 +54,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Export(export) => export.run(),
         Command::Import(import) => import.run(),
         Command::Fit(fit) => fit.run(),
+        Command::Eval(eval) => eval.run(),
         Command::Convert(convert) => convert.run(),
         Command::Inspect(inspect) => inspect.run(),
         Command::Versions(versions) => versions.run(),

@@ -14,8 +14,8 @@ use axum::{Json, http};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::State;
 use super::status::Status;
+use super::{State, page};
 use crate::export::now_ms;
 use crate::ingest;
 use crate::metrics::Metrics;
@@ -34,6 +34,8 @@ const INFLATES: u32 = 5;
 /// The routes.
 pub fn router(state: Arc<State>) -> Router {
     Router::new()
+        .route("/", get(page::page))
+        .route("/v1/events", get(page::events))
         .route("/v1/samples", post(samples))
         .route("/v1/status", get(status))
         .route("/v1/hold", post(|state, headers| set_held(state, headers, true)))

@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod learn;
+pub mod page;
 pub mod status;
 
 use std::future::IntoFuture;
