@@ -46,6 +46,7 @@ const PUBLISH: (usize, usize) = (100, 600_000);
 const THREADS: u16 = 2;
 
 fn main() {
+    xgb::wait_without_spinning();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let value = |name: &str, otherwise: usize| {
         let at = args.iter().position(|arg| arg == name);

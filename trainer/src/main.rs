@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    foretoken_trainer::xgb::wait_without_spinning();
     // Usage errors end with 2 inside `parse`.
     let command = cli::Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());

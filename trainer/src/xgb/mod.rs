@@ -269,6 +269,26 @@ impl Booster {
     }
 }
 
+/// Variable by which libgomp's threads wait for each other.
+const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
+
+/// Starts this program again with threads that sleep while they wait for each other, unless the variable says how
+/// they are to wait. By default they spin: with two threads on a machine that others use too, a fit then takes
+/// several times as long and takes that time from the others. libgomp reads the variable when it is loaded, so it
+/// must be there before; the process id stays the same. When it cannot start again it goes on as it is.
+pub fn wait_without_spinning() {
+    use std::os::unix::process::CommandExt;
+    if std::env::var_os(WAIT_POLICY).is_some() {
+        return;
+    }
+    if let Ok(program) = std::env::current_exe() {
+        let mut again = std::process::Command::new(program);
+        // Returns only when it fails.
+        let error = again.args(std::env::args_os().skip(1)).env(WAIT_POLICY, "passive").exec();
+        tracing::debug!(%error, "cannot start again with {WAIT_POLICY}");
+    }
+}
+
 /// The library that tests use: the variable, else the one of `scripts/setup`. Without it a developer's
 /// test is skipped with a printed line; in CI (`CI` set) it fails, so that nothing is skipped unseen.
 #[doc(hidden)]
