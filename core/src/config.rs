@@ -290,13 +290,20 @@ pub struct PrefixConfig {
     pub block_bytes: u32,
     /// KV capacity assumed for a pod that does not report it.
     pub default_capacity_tokens: u32,
-    /// Upper bound of blocks kept over all pods, in each worker (about 48 bytes each).
+    /// Size of the host-memory tier behind the KV cache assumed for a pod that does not report one; 0 for none.
+    pub default_host_tokens: u32,
+    /// Upper bound of blocks kept over all pods, in each worker (about 30 bytes each).
     pub max_blocks: u32,
 }
 
 impl Default for PrefixConfig {
     fn default() -> Self {
-        Self { block_bytes: 256, default_capacity_tokens: 200_000, max_blocks: 400_000 }
+        Self {
+            block_bytes: 256,
+            default_capacity_tokens: 200_000,
+            default_host_tokens: 0,
+            max_blocks: 400_000,
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! Changing this table in any way means a new [`SCHEMA_ID`].
 
 /// Identifies the columns below; models and samples carry it.
-pub const SCHEMA_ID: &str = "foretoken-1";
+pub const SCHEMA_ID: &str = "foretoken-2";
 
 /// Where a column's value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -56,8 +56,12 @@ macro_rules! schema {
 
 schema! {
     PromptTokens "prompt_tokens", "tokens", Request, "Length of the prompt: estimated from bytes, exact for token ids.";
-    UncachedTokens "uncached_tokens", "tokens", Prefix, "Prompt tokens that the pod's KV cache is not expected to hold.";
-    CachedShare "cached_share", "0..1", Prefix, "Share of the prompt that the pod's KV cache is expected to hold.";
+    UncachedTokens "uncached_tokens", "tokens", Prefix, "Prompt tokens that the pod must compute: neither its KV cache nor a tier behind it is expected to hold them.";
+    CachedShare "cached_share", "0..1", Prefix, "Share of the prompt that need not be computed.";
+    MatchedTokens "matched_tokens", "tokens", Prefix, "Leading prompt tokens that the pod was sent or generated before, evicted since or not.";
+    SurvivingTokens "surviving_tokens", "tokens", Prefix, "Of the matched tokens, those expected in the pod's KV cache.";
+    SurvivalProbability "survival_probability", "0..1", Prefix, "Chance that the whole match is in the KV cache; unknown without a match.";
+    HostTokens "host_tokens", "tokens", Prefix, "Of the matched tokens, those expected only in the host-memory tier behind the KV cache.";
     ExpectedOutputTokens "expected_output_tokens", "tokens", Request, "Mean output length of this model's recent answers, bounded by the request's maximum.";
     WaitingRequests "waiting_requests", "requests", Telemetry, "Requests in the engine's queue at the last scrape.";
     RunningRequests "running_requests", "requests", Telemetry, "Requests that the engine was running at the last scrape.";
@@ -74,6 +78,8 @@ schema! {
     HeadElapsedMs "head_elapsed_ms", "ms", Ledger, "How long the pod has been at work on the oldest request without a first token.";
     ArrivalsPerS "arrivals_per_s", "requests/s", Ledger, "Recent rate of requests sent to the pod.";
     PrefillLoad "prefill_load", "0..", Ledger, "Recent uncached prompt tokens per second times the pod's prefill time per token: share of its time spent on prefill.";
+    RunningAdapters "running_adapters", "adapters", Telemetry, "LoRA adapters in the pod's running batch at the last scrape.";
+    AdapterActive "adapter_active", "0 or 1", Telemetry, "Whether the adapter asked for was running or waiting there at the last scrape; unknown where the pod does not list them.";
     PrefillMsPerToken "prefill_ms_per_token", "ms/token", Speed, "Learned prefill time per uncached prompt token.";
     TtftFloorMs "ttft_floor_ms", "ms", Speed, "Learned TTFT of a request without work ahead of it.";
     DecodeMs "decode_ms", "ms/token", Speed, "Learned TPOT of a request that decodes alone.";

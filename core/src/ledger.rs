@@ -16,6 +16,8 @@ use crate::health::PodHealth;
 use crate::lengths::OutputLengths;
 use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64};
 use crate::placements::LogPosition;
+use crate::prefix::Survival;
+use crate::residual::Residual;
 use crate::speed::SpeedSums;
 
 /// Requests that one worker tracks at a time; further ones are routed but not tracked.
@@ -118,6 +120,12 @@ pub struct Activity {
     pub health: PodHealth,
     /// Its speed.
     pub speed: SpeedSums,
+    /// How far the model is off on it.
+    pub residual: Residual,
+    /// What its cache keeps.
+    pub survival: Survival,
+    /// Tokens, prompt and output, that ended requests had it compute, since this worker began.
+    pub computed_tokens: f64,
 }
 
 /// A worker's ledger as others read it.
@@ -240,6 +248,20 @@ impl Ledger {
         }
     }
 
+    /// What this worker knows of a pod, to learn into; nothing when it follows too many pods.
+    pub fn learn(&mut self, pod_key: u64, learn: impl FnOnce(&mut Activity)) {
+        if let Some(activity) = self.activity_mut(pod_key) {
+            learn(activity);
+        }
+    }
+
+    /// A pod restarted: what was learned of its cache is void.
+    pub fn forget_cache(&mut self, pod_key: u64) {
+        if let Some(activity) = self.activity.get_mut(&pod_key) {
+            activity.survival = Survival::default();
+        }
+    }
+
     /// A pod's record of failures, to note an answer in.
     pub fn health_mut(&mut self, pod_key: u64) -> Option<&mut PodHealth> {
         self.activity_mut(pod_key).map(|activity| &mut activity.health)
@@ -271,6 +293,12 @@ impl Ledger {
         self.activity.iter().map(|(key, activity)| (*key, activity))
     }
 
+    /// What was seen of one pod.
+    #[must_use]
+    pub fn activity_of(&self, pod_key: u64) -> Option<&Activity> {
+        self.activity.get(&pod_key)
+    }
+
     /// Packs the ledger for the other workers.
     pub fn write(&mut self, out: &mut Writer, incarnation: u64, log: LogPosition, now_us: u64) {
         self.version += 1;
@@ -291,6 +319,9 @@ impl Ledger {
             }
             activity.health.write(out);
             activity.speed.write(out);
+            activity.residual.write(out);
+            activity.survival.write(out);
+            out.f64(activity.computed_tokens);
         }
         out.u16(u16::try_from(self.entries.len() + self.ended.len()).unwrap_or(u16::MAX));
         for entry in self.entries() {
@@ -311,6 +342,12 @@ impl Ledger {
 }
 
 impl LedgerView {
+    /// What that worker saw of one pod.
+    #[must_use]
+    pub fn activity_of(&self, pod_key: u64) -> Option<&Activity> {
+        self.activity.iter().find(|(key, _)| *key == pod_key).map(|(_, activity)| activity)
+    }
+
     /// Version and incarnation at the head of a blob, to tell whether it need be read at all.
     #[must_use]
     pub fn peek(blob: &[u8]) -> Option<(u64, u64)> {
@@ -345,9 +382,17 @@ impl LedgerView {
             let last_first_token_us = input.u64()?;
             let mut rate = || Some(Rate { per_s: input.f64()?, at_us: input.u64()? });
             let (arrivals, prefill_tokens) = (rate()?, rate()?);
-            let health = PodHealth::read(&mut input)?;
-            let speed = SpeedSums::read(&mut input)?;
-            activity.push((key, Activity { last_first_token_us, arrivals, prefill_tokens, health, speed }));
+            let activity_of_pod = Activity {
+                last_first_token_us,
+                arrivals,
+                prefill_tokens,
+                health: PodHealth::read(&mut input)?,
+                speed: SpeedSums::read(&mut input)?,
+                residual: Residual::read(&mut input)?,
+                survival: Survival::read(&mut input)?,
+                computed_tokens: input.f64()?,
+            };
+            activity.push((key, activity_of_pod));
         }
         let count = usize::from(input.u16()?).min(MAX_INFLIGHT + MAX_ENDED);
         let mut entries = Vec::with_capacity(count);
@@ -413,6 +458,7 @@ mod tests {
         ledger.first_token(ticket, 20);
         ledger.progress(ticket, 3);
         ledger.observe_speed(7, |speed| speed.observe_ttft(100.0, 12.0));
+        ledger.learn(7, |activity| activity.computed_tokens += 12.0);
         let mut out = Writer::default();
         ledger.write(&mut out, 99, LogPosition { placements: 5, segment: 1 }, 1000);
         let blob = out.finish();

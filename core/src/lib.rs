@@ -7,8 +7,8 @@
 //! Layout, one idea a module:
 //!
 //! * [`request`], [`response`], [`telemetry`]: readers of what clients, engines and metric pages say.
-//! * [`ledger`], [`load`], [`prefix`], [`placements`], [`speed`], [`lengths`]: what the router itself knows,
-//!   and what it tells the other workers of the same Envoy.
+//! * [`ledger`], [`load`], [`prefix`], [`placements`], [`speed`], [`residual`], [`lengths`]: what the router
+//!   itself knows, and what it tells the other workers of the same Envoy; [`foreign`]: what others do.
 //! * [`fleet`]: which pods there are and what their metrics said, as the polling worker shares it.
 //! * [`features`], [`prior`], [`model`]: a row per candidate pod, and what is predicted from it.
 //! * [`policy`]: predictions to an ordered list of pods; [`fallback`] names every way it can be less.
@@ -46,6 +46,7 @@ pub mod explain;
 pub mod fallback;
 pub mod features;
 pub mod fleet;
+pub mod foreign;
 pub mod hash;
 pub mod health;
 pub mod ledger;
@@ -58,6 +59,7 @@ pub mod policy;
 pub mod prefix;
 pub mod prior;
 pub mod request;
+pub mod residual;
 pub mod response;
 pub mod router;
 pub mod sample;

@@ -9,6 +9,8 @@ use hashbrown::HashMap;
 use crate::health::Standing;
 use crate::ledger::{Activity, Entry, Phase};
 use crate::num::ms_between;
+use crate::prefix::Survival;
+use crate::residual::Residual;
 use crate::speed::SpeedSums;
 
 /// What is at one pod, by this Envoy's own books.
@@ -40,6 +42,10 @@ pub struct PodLoad {
     pub ejected: bool,
     /// What all workers learned of its speed.
     pub speed: SpeedSums,
+    /// How far the model is off on it, by all workers.
+    pub residual: Residual,
+    /// What its cache keeps, by all workers.
+    pub survival: Survival,
 }
 
 #[derive(Debug, Default)]
@@ -68,7 +74,8 @@ impl LoadTable {
         self.slots.clear();
         for (key, scraped_us) in pods {
             self.index.insert(key, self.slots.len());
-            self.slots.push(Slot { scraped_us, ..Slot::default() });
+            let load = PodLoad { survival: Survival::belief(), ..PodLoad::default() };
+            self.slots.push(Slot { load, scraped_us, ..Slot::default() });
         }
     }
 
@@ -115,6 +122,8 @@ impl LoadTable {
         slot.load.prefill_tokens_per_s += activity.prefill_tokens.at(now_us);
         slot.standing.merge(&activity.health);
         slot.load.speed.add(&activity.speed);
+        slot.load.residual.absorb(&activity.residual);
+        slot.load.survival.absorb(&activity.survival);
         slot.last_first_token_us = slot.last_first_token_us.max(activity.last_first_token_us);
     }
 

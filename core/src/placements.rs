@@ -20,7 +20,10 @@ const SEGMENT_BYTES: usize = 16 << 10;
 const MAX_BLOCKS: usize = 1024;
 
 /// First byte of a segment.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
+
+/// Bytes of a placement without its blocks.
+const HEAD_BYTES: usize = 26;
 
 /// How far a log is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,14 +34,19 @@ pub struct LogPosition {
     pub segment: u64,
 }
 
-/// One placement: a prompt's blocks, or the room that an answer took.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One placement: blocks that a pod uses now, and room that it fills otherwise.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// The pod.
     pub pod_key: u64,
-    /// Blocks' worth of generated tokens, which occupy the cache but are known by no hash.
-    pub generated_blocks: u16,
-    /// Chained hashes of the prompt's blocks.
+    /// Hash of the block that `blocks` follow; `None` when they begin a prompt. With no blocks the chain that
+    /// ends there is used again: an engine lets go of a request's blocks when the answer is complete.
+    pub after: Option<u64>,
+    /// Tokens in each block.
+    pub block_tokens: f32,
+    /// Tokens stored that no block stands for.
+    pub nameless_tokens: f32,
+    /// Chained hashes of the blocks.
     pub blocks: Vec<u64>,
 }
 
@@ -65,15 +73,18 @@ impl PlacementLog {
     }
 
     /// Appends a placement. Returns the place in the ring and the segment's new value, to be stored there.
-    pub fn append(&mut self, pod_key: u64, generated_blocks: u16, blocks: &[u64]) -> (u64, Vec<u8>) {
-        let blocks = blocks.get(..MAX_BLOCKS).unwrap_or(blocks);
-        if self.body.len() + 12 + blocks.len() * 8 > SEGMENT_BYTES && !self.body.is_empty() {
+    pub fn append(&mut self, placement: &Placement) -> (u64, Vec<u8>) {
+        let blocks = placement.blocks.get(..MAX_BLOCKS).unwrap_or(&placement.blocks);
+        if self.body.len() + HEAD_BYTES + blocks.len() * 8 > SEGMENT_BYTES && !self.body.is_empty() {
             self.position.segment += 1;
             self.first_in_segment = self.position.placements;
             self.body = Writer::default();
         }
-        self.body.u64(pod_key);
-        self.body.u16(generated_blocks);
+        self.body.u64(placement.pod_key);
+        // A chained hash of 0 does not happen; as a mark it stands for a prompt's beginning.
+        self.body.u64(placement.after.unwrap_or(0));
+        self.body.f32(placement.block_tokens);
+        self.body.f32(placement.nameless_tokens);
         self.body.u16(u16::try_from(blocks.len()).unwrap_or(u16::MAX));
         for block in blocks {
             self.body.u64(*block);
@@ -164,10 +175,11 @@ fn head(bytes: &[u8], incarnation: u64, number: u64) -> Option<u64> {
 
 fn read_placement(input: &mut Reader<'_>) -> Option<Placement> {
     let pod_key = input.u64()?;
-    let generated_blocks = input.u16()?;
+    let after = Some(input.u64()?).filter(|hash| *hash != 0);
+    let (block_tokens, nameless_tokens) = (input.f32()?, input.f32()?);
     let count = usize::from(input.u16()?);
     let blocks = (0..count).map(|_| input.u64()).collect::<Option<Vec<_>>>()?;
-    Some(Placement { pod_key, generated_blocks, blocks })
+    Some(Placement { pod_key, after, block_tokens, nameless_tokens, blocks })
 }
 
 #[cfg(test)]
@@ -175,6 +187,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
+
+    fn placement(pod_key: u64, blocks: Vec<u64>) -> Placement {
+        Placement { pod_key, after: None, block_tokens: 64.0, nameless_tokens: 0.0, blocks }
+    }
 
     #[test]
     fn a_reader_takes_each_placement_once_and_in_order() {
@@ -184,7 +200,7 @@ mod tests {
         let mut got = Vec::new();
         for round in 0..40_u64 {
             for i in 0..7 {
-                let (place, bytes) = log.append(round * 7 + i, 0, &vec![round; 40]);
+                let (place, bytes) = log.append(&placement(round * 7 + i, vec![round; 40]));
                 ring.insert(place, bytes);
             }
             reader.catch_up(
@@ -202,7 +218,7 @@ mod tests {
         let mut log = PlacementLog::new(5);
         let mut ring = HashMap::new();
         for i in 0..500 {
-            let (place, bytes) = log.append(i, 0, &[0; 100]);
+            let (place, bytes) = log.append(&placement(i, vec![0; 100]));
             assert!(bytes.len() < SEGMENT_BYTES + 64);
             ring.insert(place, bytes);
         }
@@ -221,13 +237,14 @@ mod tests {
     fn a_worker_that_came_back_is_read_from_its_start() {
         let mut reader = LogReader::default();
         let mut old = PlacementLog::new(1);
-        let (_, bytes) = old.append(1, 0, &[1]);
+        let (_, bytes) = old.append(&placement(1, vec![1]));
         reader.catch_up(1, old.position(), |_| Some(bytes.clone()), |_| {});
         let mut new = PlacementLog::new(2);
-        let (_, bytes) = new.append(9, 3, &[]);
+        let answer = Placement { after: Some(4), nameless_tokens: 30.0, ..placement(9, vec![]) };
+        let (_, bytes) = new.append(&answer);
         let mut got = Vec::new();
         reader.catch_up(2, new.position(), |_| Some(bytes.clone()), |placement| got.push(placement));
-        assert_eq!(got, [Placement { pod_key: 9, generated_blocks: 3, blocks: vec![] }]);
+        assert_eq!(got, [answer]);
     }
 
     proptest! {

@@ -241,7 +241,7 @@ impl State {
                     && let Some((version, fleet)) = poll::read_shared(&value)
                 {
                     self.fleet_version = Some(version);
-                    self.router.set_fleet(fleet);
+                    self.router.set_fleet(fleet, now_us);
                 }
             }
             Err(error) => self.complain(&error, now_us),

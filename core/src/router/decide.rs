@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
-use super::{Router, capacity_blocks};
+use super::Router;
 use crate::fallback::{Reason, Rung};
 use crate::features::{Feature, Row};
 use crate::fleet::{Pod, Served};
 use crate::load::PodLoad;
 use crate::model::Prediction;
-use crate::num::{f32_of_u64, f32_of_usize};
 use crate::policy::{Cost, cost, order};
+use crate::prefix::{PrefixMatch, Survival};
 use crate::prior::{Prior, prior};
 use crate::request::{LlmRequest, model_key};
 use crate::speed::{PodSpeed, typical};
@@ -43,8 +43,12 @@ pub struct Choice {
     pub work_ahead_tokens: f32,
     /// Share of the pod's time that prefill takes.
     pub prefill_share: f32,
-    /// Blocks of the index that the pod's cache has room for.
-    pub capacity_blocks: usize,
+    /// What its cache was expected to hold of the prompt…
+    pub seen: PrefixMatch,
+    /// …by this estimate of what it keeps.
+    pub survival: Survival,
+    /// What the model's prediction was multiplied by for this pod: TTFT and TPOT.
+    pub corrected: (f32, f32),
 }
 
 /// What was decided.
@@ -68,6 +72,8 @@ pub struct Decision {
     pub generation: u64,
     /// Prompt tokens, estimated or exact.
     pub prompt_tokens: f32,
+    /// Prompt tokens in one block of the prefix index.
+    pub block_tokens: f32,
     /// Output tokens expected.
     pub expected_output_tokens: f32,
     /// Key of the LLM asked for.
@@ -80,7 +86,16 @@ struct Candidate {
     speed: PodSpeed,
     prior: Prior,
     uncached_tokens: f32,
-    capacity_blocks: usize,
+    seen: PrefixMatch,
+}
+
+/// Share of the time to compute a token that it takes to load it from host memory: a PCIe 5.0 x16 link carries
+/// the 70B-class KV of some 100,000 tokens a second, where prefill makes some 10,000.
+const HOST_LOAD_SHARE: f32 = 0.1;
+
+/// What the model's TTFT and TPOT are multiplied by on this pod.
+fn corrections(load: &PodLoad) -> (f32, f32) {
+    (load.residual.ttft.factor(), load.residual.tpot.factor())
 }
 
 fn usable(value: f32) -> bool {
@@ -102,11 +117,12 @@ impl Router {
             request.max_tokens,
             self.config.policy.default_output_tokens,
         );
-        let (candidates, widened) = self.candidates(request, model_key, prompt_tokens, now_us);
+        let block_tokens = self.block_tokens(request, prompt_tokens);
+        let (candidates, widened) = self.candidates(request, model_key, prompt_tokens, block_tokens, now_us);
         if candidates.is_empty() {
             return Err(Reason::NoCandidates);
         }
-        self.fill_rows(&candidates, prompt_tokens, expected_output_tokens, now_us);
+        self.fill_rows(&candidates, prompt_tokens, expected_output_tokens, model_key, now_us);
         let (rung, reason) = self.predict(&candidates);
 
         let policy = &self.config.policy;
@@ -140,7 +156,12 @@ impl Router {
                 uncached_tokens: candidate.uncached_tokens,
                 work_ahead_tokens: candidate.prior.queue_ms / candidate.speed.ttft.slope,
                 prefill_share: candidate.prior.prefill_share,
-                capacity_blocks: candidate.capacity_blocks,
+                seen: candidate.seen,
+                survival: candidate.load.survival,
+                corrected: match rung {
+                    Rung::Model => corrections(&candidate.load),
+                    _ => (1.0, 1.0),
+                },
             })
         };
         let choices: Vec<Choice> = ranked.iter().take(count).filter_map(|at| choice(*at)).collect();
@@ -165,6 +186,7 @@ impl Router {
             model_id,
             generation,
             prompt_tokens,
+            block_tokens,
             expected_output_tokens,
             model_key,
         })
@@ -178,6 +200,7 @@ impl Router {
         request: &LlmRequest,
         model_key: u64,
         prompt_tokens: f32,
+        block_tokens: f32,
         now_us: u64,
     ) -> (Vec<Candidate>, Option<Reason>) {
         let stale_after_ms = self.config.telemetry.stale_after_ms;
@@ -218,8 +241,7 @@ impl Router {
         } else {
             none_is_well.then_some(Reason::NoneHealthy)
         };
-        let block_bytes = f32_of_u64(u64::from(self.config.prefix.block_bytes));
-        let prompt_bytes = f32_of_u64(u64::from(request.prompt.text_bytes)).max(1.0);
+        let mut guess = 1;
         let candidates = self
             .fleet
             .pods()
@@ -229,10 +251,11 @@ impl Router {
             .filter(|(_, (pod, load))| fits(pod) && (none_is_well || is_well(pod, load)))
             .map(|(at, (pod, load))| {
                 let speed = load.speed.fit(&typical);
-                let matched = f32_of_usize(self.prefix.matched(pod.key, &request.prompt.blocks));
-                let cached_share = (matched * block_bytes / prompt_bytes).min(1.0);
+                let blocks = &request.prompt.blocks;
+                let seen = self.prefix.look(pod.key, blocks, block_tokens, &load.survival, &mut guess);
                 // The last token is always computed: its logits are what the first output token is drawn from.
-                let uncached_tokens = (prompt_tokens * (1.0 - cached_share)).max(1.0);
+                let uncached_tokens = (prompt_tokens - seen.surviving_tokens - seen.host_tokens).max(1.0);
+                let work_tokens = uncached_tokens + HOST_LOAD_SHARE * seen.host_tokens;
                 let scrape = pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms));
                 let foreign_waiting = scrape.map_or(0.0, |scrape| {
                     let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
@@ -242,9 +265,9 @@ impl Router {
                     at,
                     load,
                     speed,
-                    prior: prior(&load, &speed, uncached_tokens, foreign_waiting * prompt_tokens),
+                    prior: prior(&load, &speed, work_tokens, foreign_waiting * prompt_tokens),
                     uncached_tokens,
-                    capacity_blocks: capacity_blocks(&self.config, &self.tokens, pod),
+                    seen,
                 }
             })
             .collect();
@@ -256,6 +279,7 @@ impl Router {
         candidates: &[Candidate],
         prompt_tokens: f32,
         expected_output_tokens: f32,
+        model_key: u64,
         now_us: u64,
     ) {
         let stale_after_ms = self.config.telemetry.stale_after_ms;
@@ -266,6 +290,12 @@ impl Router {
             row.set(Feature::PromptTokens, prompt_tokens);
             row.set(Feature::UncachedTokens, candidate.uncached_tokens);
             row.set(Feature::CachedShare, 1.0 - candidate.uncached_tokens / prompt_tokens);
+            row.set(Feature::MatchedTokens, candidate.seen.matched_tokens);
+            row.set(Feature::SurvivingTokens, candidate.seen.surviving_tokens);
+            if candidate.seen.matched_tokens > 0.0 {
+                row.set(Feature::SurvivalProbability, candidate.seen.probability);
+            }
+            row.set(Feature::HostTokens, candidate.seen.host_tokens);
             row.set(Feature::ExpectedOutputTokens, expected_output_tokens);
             let scrape = self.fleet.pods().get(candidate.at).and_then(|pod| pod.scrape);
             if let Some(scrape) = scrape {
@@ -276,6 +306,11 @@ impl Router {
                 row.set(Feature::RunningRequests, scrape.running_requests);
                 row.set(Feature::KvUsage, scrape.kv_usage);
                 let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
+                row.set(Feature::RunningAdapters, scrape.running_adapters);
+                if scrape.running_adapters.is_finite() {
+                    let active = scrape.adapters.contains(model_key);
+                    row.set(Feature::AdapterActive, if active { 1.0 } else { 0.0 });
+                }
                 row.set(Feature::ForeignRequests, if foreign < 0.0 { 0.0 } else { foreign });
             }
             row.set(Feature::InflightRequests, load.inflight_requests);
@@ -303,6 +338,13 @@ impl Router {
         let mut reason = Reason::NoModel;
         if let Some(model) = &self.model {
             model.predict(&self.scratch.rows, predictions);
+            for (prediction, candidate) in predictions.iter_mut().zip(candidates) {
+                let (ttft, tpot) = corrections(&candidate.load);
+                prediction.ttft_ms_p50 *= ttft;
+                prediction.ttft_ms_p90 *= ttft;
+                prediction.tpot_ms_p50 *= tpot;
+                prediction.tpot_ms_p90 *= tpot;
+            }
             let good = |one: &Prediction| usable(one.ttft_ms_p50) && usable(one.tpot_ms_p50);
             if predictions.len() == candidates.len() && predictions.iter().all(good) {
                 return (Rung::Model, None);

@@ -5,13 +5,17 @@
 //! [`Router::import_peer`], the table of pods by [`Router::set_fleet`]; own state goes out by
 //! [`Router::export`] and as the values that [`Router::dispatch`] and [`Router::end`] return.
 //!
+//! * `pods`: what the table of pods and the other workers' placements mean for the prefix index.
 //! * [`decide`]: rows, predictions, costs, order.
 //! * [`outcome`]: dispatch and everything that follows.
 
 pub mod decide;
 pub mod outcome;
+mod pods;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod workers_tests;
 
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -27,11 +31,11 @@ use crate::hash::pod_key;
 use crate::ledger::{Ledger, LedgerView};
 use crate::load::LoadTable;
 use crate::model::{Model, Prediction};
-use crate::num::{f32_of_u64, u64_of_f64};
 use crate::placements::{LogReader, PlacementLog};
 use crate::prefix::PrefixIndex;
 use crate::request::tokens::TokenEstimator;
 use crate::telemetry::LoadReport;
+use pods::PodMemory;
 
 /// A ledger whose heartbeat is older belongs to a VM that is gone.
 const PEER_STALE_US: u64 = 3_000_000;
@@ -64,6 +68,7 @@ pub struct Router {
     ledger: Ledger,
     peers: HashMap<u32, Peer>,
     fleet: Fleet,
+    pods: HashMap<u64, PodMemory>,
     prefix: PrefixIndex,
     log: PlacementLog,
     tokens: TokenEstimator,
@@ -76,7 +81,7 @@ impl Router {
     /// A router without pods and without a model. `incarnation` is random per VM and not 0.
     #[must_use]
     pub fn new(config: Arc<Config>, incarnation: u64) -> Self {
-        let max_blocks = usize::try_from(config.prefix.max_blocks).unwrap_or(usize::MAX);
+        let max_blocks = config.prefix.max_blocks;
         Self {
             config,
             incarnation,
@@ -86,6 +91,7 @@ impl Router {
             ledger: Ledger::default(),
             peers: HashMap::new(),
             fleet: Fleet::default(),
+            pods: HashMap::new(),
             prefix: PrefixIndex::new(max_blocks),
             log: PlacementLog::new(incarnation),
             tokens: TokenEstimator::default(),
@@ -97,7 +103,7 @@ impl Router {
 
     /// Takes a new configuration; everything learned stays.
     pub fn set_config(&mut self, config: Arc<Config>) {
-        self.prefix.set_max_blocks(usize::try_from(config.prefix.max_blocks).unwrap_or(usize::MAX));
+        self.prefix.set_max_blocks(config.prefix.max_blocks);
         self.config = config;
     }
 
@@ -131,22 +137,15 @@ impl Router {
         self.ledger.inflight()
     }
 
+    /// Blocks that the prefix index knows, over all pods.
+    #[must_use]
+    pub fn known_blocks(&self) -> usize {
+        self.prefix.len()
+    }
+
     /// Pods that this VM has ejected since the last call.
     pub fn take_ejections(&mut self) -> usize {
         core::mem::take(&mut self.ejections)
-    }
-
-    /// Takes the newest table of pods. What is known of pods that left is dropped.
-    pub fn set_fleet(&mut self, mut fleet: Fleet) {
-        fleet.keep_newer_load(&self.fleet);
-        let same_pods = fleet.pods().len() == self.fleet.pods().len()
-            && fleet.pods().iter().zip(self.fleet.pods()).all(|(new, old)| new.key == old.key);
-        self.fleet = fleet;
-        if !same_pods {
-            let fleet = &self.fleet;
-            self.ledger.retain_pods(|key| fleet.find(key).is_some());
-            self.prefix.retain_pods(|key| fleet.find(key).is_some());
-        }
     }
 
     /// Takes what a response of the pod at this `ip:port` said of its load: this VM routes by it until a newer
@@ -173,15 +172,8 @@ impl Router {
         let Some(view) = LedgerView::read(blob) else { return false };
         peer.view = view;
         let (log, position) = (&mut peer.log, peer.view.log);
-        let (prefix, fleet, config, tokens) = (&mut self.prefix, &self.fleet, &self.config, &self.tokens);
-        log.catch_up(incarnation, position, fetch, |placement| {
-            let Some(pod) = fleet.find(placement.pod_key) else { return };
-            let capacity = capacity_blocks(config, tokens, pod);
-            if !placement.blocks.is_empty() {
-                prefix.place(placement.pod_key, &placement.blocks, capacity);
-            }
-            prefix.generated(placement.pod_key, placement.generated_blocks, capacity);
-        });
+        let prefix = &mut self.prefix;
+        log.catch_up(incarnation, position, fetch, |placement| prefix.take(&placement));
         true
     }
 
@@ -206,18 +198,4 @@ impl Router {
         self.random ^= self.random << 17;
         self.random
     }
-}
-
-/// Tokens in one block of the index, by the bytes per token seen so far.
-fn tokens_per_block(config: &Config, tokens: &TokenEstimator) -> f32 {
-    f32_of_u64(u64::from(config.prefix.block_bytes)) / tokens.mean_bytes_per_token()
-}
-
-/// Blocks of the index that the pod's KV cache has room for.
-fn capacity_blocks(config: &Config, tokens: &TokenEstimator, pod: &crate::fleet::Pod) -> usize {
-    let assumed = f32_of_u64(u64::from(config.prefix.default_capacity_tokens));
-    let capacity_tokens =
-        pod.scrape.map(|scrape| scrape.kv_capacity_tokens).filter(|tokens| *tokens > 0.0).unwrap_or(assumed);
-    let blocks = u64_of_f64(f64::from(capacity_tokens / tokens_per_block(config, tokens)));
-    usize::try_from(blocks).unwrap_or(usize::MAX).max(1)
 }

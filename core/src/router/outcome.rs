@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
-use super::{Choice, Decision, Router, tokens_per_block};
+use super::{Choice, Decision, Router};
 use crate::fallback::{Reason, Rung};
 use crate::features::Feature;
 use crate::hash::pod_key;
 use crate::ledger::{Entry, Phase};
-use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64, ms_between, u64_of_f64};
+use crate::num::{f32_of_f64, f32_of_u64, f32_of_usize, f64_of_u64, ms_between};
+use crate::placements::Placement;
 use crate::request::{LlmRequest, PromptShape};
 use crate::response::Summary;
 use crate::sample::{Ending, Sample, TokenSource};
@@ -31,6 +32,12 @@ pub struct Dispatch {
     model_key: u64,
     /// What the number of prompt tokens was estimated from; `None` for token ids, which are counted.
     estimated: Option<Estimated>,
+    /// The prompt's blocks, until it is known which pod serves.
+    blocks: Vec<u64>,
+    /// The last of them, and the tokens in a block.
+    last_block: Option<u64>,
+    block_tokens: f32,
+    prompt_tokens: f32,
     inflight_at_pick: f32,
     /// Which rung decided.
     pub rung: Rung,
@@ -89,6 +96,10 @@ impl Router {
                 shape: request.prompt.shape,
                 tokens: decision.prompt_tokens,
             }),
+            blocks: Vec::new(),
+            last_block: request.prompt.blocks.last().copied(),
+            block_tokens: decision.block_tokens,
+            prompt_tokens: decision.prompt_tokens,
             inflight_at_pick: 0.0,
             rung: decision.rung,
             reason: decision.reason,
@@ -112,24 +123,44 @@ impl Router {
         if request.prompt.blocks.is_empty() {
             return (dispatch, None);
         }
-        self.prefix.place(pick.key, &request.prompt.blocks, pick.capacity_blocks);
-        let segment = self.log.append(pick.key, 0, &request.prompt.blocks);
+        let placement = Placement {
+            pod_key: pick.key,
+            after: None,
+            block_tokens: decision.block_tokens,
+            nameless_tokens: 0.0,
+            blocks: request.prompt.blocks.clone(),
+        };
+        let segment = self.place(&placement);
+        dispatch.blocks = placement.blocks;
         (dispatch, Some(segment))
     }
 
-    /// Response headers came from this pod. Moves the books if it is not the one that was picked.
-    pub fn served_by(&mut self, dispatch: &mut Dispatch, address: &str, now_us: u64) {
+    /// Enters a placement into the index and the log that the other workers read.
+    fn place(&mut self, placement: &Placement) -> SegmentWrite {
+        self.prefix.take(placement);
+        self.log.append(placement)
+    }
+
+    /// Response headers came from this pod. Moves the books if it is not the one that was picked; then store the
+    /// returned segment in the placement ring.
+    pub fn served_by(&mut self, dispatch: &mut Dispatch, address: &str, now_us: u64) -> Option<SegmentWrite> {
+        let blocks = core::mem::take(&mut dispatch.blocks);
         if dispatch.served_address == address {
-            return;
+            return None;
         }
         address.clone_into(&mut dispatch.served_address);
         dispatch.served = dispatch.choices.iter().position(|choice| choice.address == address);
-        let uncached =
-            dispatch.served.and_then(|at| dispatch.choices.get(at)).map(|choice| choice.uncached_tokens);
+        let uncached = dispatch.served_choice().map(|choice| choice.uncached_tokens);
         let first = dispatch.choices.first().map_or(1.0, |choice| choice.uncached_tokens);
+        let pod_key = pod_key(address);
         if let Some(ticket) = dispatch.ticket {
-            self.ledger.move_to(ticket, pod_key(address), uncached.unwrap_or(first), now_us);
+            self.ledger.move_to(ticket, pod_key, uncached.unwrap_or(first), now_us);
         }
+        if blocks.is_empty() {
+            return None;
+        }
+        let block_tokens = dispatch.block_tokens;
+        Some(self.place(&Placement { pod_key, after: None, block_tokens, nameless_tokens: 0.0, blocks }))
     }
 
     /// The body's reader has seen this many output tokens. Returns whether this was the first.
@@ -165,19 +196,51 @@ impl Router {
             now_us,
         );
         let sample = self.sample(dispatch, outcome);
-        let mut segment = None;
         if sample.status == 200 && sample.attempts <= 1 && sample.ending == Ending::Complete {
-            segment = self.learn(dispatch, &sample);
-        } else if sample.ending == Ending::Failed && sample.status == 0 {
-            // Nothing answered: the pod may have restarted with an empty cache.
-            self.prefix.forget(pod_key(&dispatch.served_address));
+            self.learn(dispatch, &sample);
         }
+        let blocks =
+            outcome.summary.as_ref().map(|summary| summary.answer_blocks.clone()).unwrap_or_default();
+        let segment = self.answered(dispatch, &sample, blocks);
         let served = pod_key(&dispatch.served_address);
         if self.fleet.find(served).is_none() {
             // It left while it was answering: another pod may get its address.
             self.ledger.forget_pod(served);
         }
         Some((sample, segment))
+    }
+
+    /// What the answer left in the pod's cache: `blocks` continue the prompt's chain, as the next turn of the
+    /// conversation will repeat them.
+    fn answered(&mut self, dispatch: &Dispatch, sample: &Sample, blocks: Vec<u64>) -> Option<SegmentWrite> {
+        let pod_key = pod_key(&dispatch.served_address);
+        if sample.status == 0 {
+            if sample.ending == Ending::Failed {
+                // Nothing answered: the pod may have restarted with an empty cache.
+                self.forget_cache(pod_key);
+            }
+            return None;
+        }
+        let output_tokens = f32_of_u64(u64::from(sample.output_tokens));
+        let prompt_tokens = tokens_or(sample.prompt_tokens, dispatch.prompt_tokens);
+        let expected = dispatch.served_choice().map_or(prompt_tokens, |choice| choice.uncached_tokens);
+        let computed = match sample.cached_tokens {
+            Some(cached) => prompt_tokens - f32_of_u64(u64::from(cached)),
+            None => expected,
+        };
+        if sample.status == 200 {
+            self.ledger.learn(pod_key, |activity| {
+                activity.computed_tokens += f64::from(computed.max(0.0) + output_tokens);
+            });
+        }
+        let known = f32_of_usize(blocks.len()) * dispatch.block_tokens;
+        Some(self.place(&Placement {
+            pod_key,
+            after: dispatch.last_block,
+            block_tokens: dispatch.block_tokens,
+            nameless_tokens: (output_tokens - known).max(0.0),
+            blocks,
+        }))
     }
 
     /// Who answered well, and who failed: the pod that served, and those that Envoy tried before it.
@@ -222,7 +285,7 @@ impl Router {
     }
 
     fn sample(&self, dispatch: &Dispatch, outcome: &Outcome) -> Sample {
-        let choice = dispatch.served.and_then(|at| dispatch.choices.get(at));
+        let choice = dispatch.served_choice();
         let summary = outcome.summary.as_ref();
         let since_start = |at_us: u64| ms_between(dispatch.started_us, at_us);
         let output_tokens = summary.map_or(0, |summary| summary.output_tokens);
@@ -272,7 +335,7 @@ impl Router {
         }
     }
 
-    fn learn(&mut self, dispatch: &Dispatch, sample: &Sample) -> Option<SegmentWrite> {
+    fn learn(&mut self, dispatch: &Dispatch, sample: &Sample) {
         if let (Some(estimated), Some(prompt_tokens)) = (&dispatch.estimated, sample.prompt_tokens) {
             let Estimated { text_bytes, shape, .. } = estimated;
             self.tokens.observe(dispatch.model_key, *text_bytes, shape, prompt_tokens);
@@ -281,12 +344,35 @@ impl Router {
         if sample.output_tokens > 0 {
             self.ledger.lengths.observe(dispatch.model_key, sample.output_tokens);
         }
-        let choice = dispatch.served.and_then(|at| dispatch.choices.get(at))?;
-        self.fleet.find(choice.key)?;
+        let Some(choice) = dispatch.served_choice() else { return };
+        if self.fleet.find(choice.key).is_none() {
+            return;
+        }
+        let prompt_tokens = tokens_or(sample.prompt_tokens, dispatch.prompt_tokens);
+        let cached_tokens = sample.cached_tokens.map(|cached| f32_of_u64(u64::from(cached)));
+        if let Some(memory) = self.pods.get_mut(&choice.key) {
+            memory.hits.answered(prompt_tokens, &choice.seen, cached_tokens.is_some());
+        }
+        if let Some(cached_tokens) = cached_tokens {
+            self.ledger.learn(choice.key, |activity| {
+                activity.survival.observe(&choice.survival, &choice.seen, cached_tokens);
+            });
+        }
+        if dispatch.rung == Rung::Model {
+            let (ttft, tpot) = choice.corrected;
+            self.ledger.learn(choice.key, |activity| {
+                if let Some(ttft_ms) = sample.ttft_ms.filter(|_| sample.streamed) {
+                    activity.residual.ttft.observe(choice.prediction.ttft_ms_p50 / ttft, ttft_ms);
+                }
+                if let Some(tpot_ms) = sample.tpot_ms {
+                    activity.residual.tpot.observe(choice.prediction.tpot_ms_p50 / tpot, tpot_ms);
+                }
+            });
+        }
         // What the engine says it had to prefill is truer than what the index expected.
-        let prefilled = match (sample.prompt_tokens, sample.cached_tokens) {
-            (Some(prompt), Some(cached)) => f32_of_u64(u64::from(prompt.saturating_sub(cached))),
-            _ => choice.uncached_tokens,
+        let prefilled = match cached_tokens {
+            Some(cached) => (prompt_tokens - cached).max(0.0),
+            None => choice.uncached_tokens,
         };
         if let Some(ttft_ms) = sample.ttft_ms.filter(|_| sample.streamed) {
             self.ledger.observe_speed(choice.key, |speed| {
@@ -299,12 +385,12 @@ impl Router {
                 speed.observe_tpot(dispatch.inflight_at_pick, free_of_prefill_ms);
             });
         }
-        let blocks =
-            f32_of_u64(u64::from(sample.output_tokens)) / tokens_per_block(&self.config, &self.tokens);
-        let blocks = u16::try_from(u64_of_f64(f64::from(blocks.ceil()))).unwrap_or(u16::MAX).min(1024);
-        self.prefix.generated(choice.key, blocks, choice.capacity_blocks);
-        Some(self.log.append(choice.key, blocks, &[]))
     }
+}
+
+/// What the engine counted, else the estimate.
+fn tokens_or(counted: Option<u32>, estimated: f32) -> f32 {
+    counted.map_or(estimated, |tokens| f32_of_u64(u64::from(tokens)))
 }
 
 impl Dispatch {
@@ -312,6 +398,10 @@ impl Dispatch {
     #[must_use]
     pub fn pod(&self) -> &str {
         &self.served_address
+    }
+
+    fn served_choice(&self) -> Option<&Choice> {
+        self.served.and_then(|at| self.choices.get(at))
     }
 
     /// The pods picked, best first.

@@ -76,7 +76,10 @@ impl Stream {
         let address = text_property(host, &["upstream", "address"]).filter(|address| !address.is_empty());
         let report = config.telemetry.orca.then(|| take_load_report(host, self.wants_load_report)).flatten();
         if let (Some(address), Ok(mut state)) = (address, state.try_borrow_mut()) {
-            state.router.served_by(&mut routed.dispatch, &address, now_us);
+            let segment = state.router.served_by(&mut routed.dispatch, &address, now_us);
+            if segment.is_some() {
+                state.publish(host, segment, now_us);
+            }
             if let Some(report) = report {
                 state.router.note_load_report(&address, &report, now_us);
                 self.vm.metrics().add(host, Metric::LoadReports, 1);

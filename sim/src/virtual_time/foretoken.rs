@@ -71,6 +71,8 @@ pub struct ForetokenOptions {
     pub config: serde_json::Value,
     /// Whether a decision lists every candidate, for observers; else as many as `pick.count` says.
     pub list_all: bool,
+    /// Whether answers hide how many prompt tokens were cached, as vLLM's do unless it is told otherwise.
+    pub mute_cached_tokens: bool,
     /// The model to begin with.
     pub model: Option<Arc<Model>>,
     /// When models are fitted, if there is a [`Fit`].
@@ -89,6 +91,7 @@ impl Default for ForetokenOptions {
             scraped: true,
             config: serde_json::json!({}),
             list_all: false,
+            mute_cached_tokens: false,
             model: None,
             refit: Refit::default(),
             seed: 1,
@@ -253,7 +256,7 @@ impl Foretoken {
     fn sync(&mut self, at: usize, now_us: u64) {
         if self.workers[at].fleet_version != self.fleet_version {
             self.workers[at].fleet_version = self.fleet_version;
-            self.workers[at].router.set_fleet(self.fleet.clone());
+            self.workers[at].router.set_fleet(self.fleet.clone(), now_us);
         }
         let workers = self.options.workers.max(1);
         let first = at / workers * workers;
@@ -408,7 +411,7 @@ impl Policy for Foretoken {
             usage: Usage {
                 prompt_tokens: complete.then_some(record.prompt_tokens),
                 completion_tokens: complete.then_some(record.output_tokens),
-                cached_tokens: complete.then_some(record.cached_tokens),
+                cached_tokens: (complete && !self.options.mute_cached_tokens).then_some(record.cached_tokens),
             },
             complete,
             ..Summary::default()
