@@ -79,7 +79,7 @@ schema! {
     ArrivalsPerS "arrivals_per_s", "requests/s", Ledger, "Recent rate of requests sent to the pod.";
     PrefillLoad "prefill_load", "0..", Ledger, "Recent uncached prompt tokens per second times the pod's prefill time per token: share of its time spent on prefill.";
     RunningAdapters "running_adapters", "adapters", Telemetry, "LoRA adapters in the pod's running batch at the last scrape.";
-    AdapterActive "adapter_active", "0 or 1", Telemetry, "Whether the adapter asked for was running or waiting there at the last scrape; unknown where the pod does not list them.";
+    AdapterActive "adapter_active", "0 or 1", Telemetry, "Whether the adapter asked for was running or waiting there at the last scrape; unknown for a base model, and where the pod does not tell.";
     PrefillMsPerToken "prefill_ms_per_token", "ms/token", Speed, "Learned prefill time per uncached prompt token.";
     TtftFloorMs "ttft_floor_ms", "ms", Speed, "Learned TTFT of a request without work ahead of it.";
     DecodeMs "decode_ms", "ms/token", Speed, "Learned TPOT of a request that decodes alone.";

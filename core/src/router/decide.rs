@@ -297,7 +297,8 @@ impl Router {
             }
             row.set(Feature::HostTokens, candidate.seen.host_tokens);
             row.set(Feature::ExpectedOutputTokens, expected_output_tokens);
-            let scrape = self.fleet.pods().get(candidate.at).and_then(|pod| pod.scrape);
+            let pod = self.fleet.pods().get(candidate.at);
+            let scrape = pod.and_then(|pod| pod.scrape);
             if let Some(scrape) = scrape {
                 row.set(Feature::TelemetryAgeMs, scrape.age_ms(now_us));
             }
@@ -307,7 +308,8 @@ impl Router {
                 row.set(Feature::KvUsage, scrape.kv_usage);
                 let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
                 row.set(Feature::RunningAdapters, scrape.running_adapters);
-                if scrape.running_adapters.is_finite() {
+                let base_model = pod.and_then(|pod| pod.lists_adapter(model_key)) == Some(false);
+                if scrape.running_adapters.is_finite() && !base_model {
                     let active = scrape.adapters.contains(model_key);
                     row.set(Feature::AdapterActive, if active { 1.0 } else { 0.0 });
                 }
