@@ -69,12 +69,16 @@ impl Bench {
         self.random % CONVERSATIONS
     }
 
-    /// One request comes, the oldest one in flight ends.
-    fn step(&mut self, request: &LlmRequest) {
+    /// One request comes, the oldest one in flight ends. Returns the time of its decision, of its dispatch and of
+    /// the rest, in µs.
+    fn step(&mut self, request: &LlmRequest) -> [f64; 3] {
         self.now_us += 5_000;
         let now_us = self.now_us;
+        let start = Instant::now();
         let decision = self.router.decide(request, now_us).unwrap();
+        let decided = Instant::now();
         let (mut dispatch, _) = self.router.dispatch(&decision, request, now_us, now_us);
+        let dispatched = Instant::now();
         self.router.progress(&mut dispatch, 1, now_us);
         self.in_flight.push_back(dispatch);
         if self.in_flight.len() > IN_FLIGHT {
@@ -100,6 +104,8 @@ impl Bench {
             };
             self.router.end(&mut oldest, &outcome, now_us);
         }
+        let us = |from: Instant, to: Instant| (to - from).as_nanos() as f64 / 1000.0;
+        [us(start, decided), us(decided, dispatched), us(dispatched, Instant::now())]
     }
 }
 
@@ -133,23 +139,29 @@ fn main() {
         bench.step(&request(conversation));
         fill += 1;
     }
-    let mut times_us: Vec<f64> = Vec::with_capacity(MEASURED);
+    let mut times_us: Vec<[f64; 4]> = Vec::with_capacity(MEASURED);
     for _ in 0..MEASURED {
         let conversation = bench.conversation();
         let request = request(conversation);
-        let start = Instant::now();
-        bench.step(&request);
-        times_us.push(start.elapsed().as_nanos() as f64 / 1000.0);
+        let [decide, dispatch, rest] = bench.step(&request);
+        times_us.push([decide + dispatch + rest, decide, dispatch, rest]);
     }
-    times_us.sort_by(f64::total_cmp);
-    let at = |share: f64| times_us[(share * (times_us.len() - 1) as f64) as usize];
+    let at = |part: usize, share: f64| {
+        let mut times: Vec<f64> = times_us.iter().map(|times| times[part]).collect();
+        times.sort_by(f64::total_cmp);
+        (times[(share * (times.len() - 1) as f64) as usize] * 10.0).round() / 10.0
+    };
     let memory_mib = (memory_bytes() - empty) as f64 / f64::from(1 << 20);
     println!(
         "{}",
         serde_json::json!({
             "blocks": bench.router.known_blocks(),
             "memory_mib": (memory_mib * 100.0).round() / 100.0,
-            "state_us": {"p50": at(0.5), "p99": at(0.99)},
+            "state_us": {
+                "p50": at(0, 0.5),
+                "p99": at(0, 0.99),
+                "parts_p50": {"decide": at(1, 0.5), "dispatch": at(2, 0.5), "tokens_and_end": at(3, 0.5)},
+            },
         })
     );
 }

@@ -65,6 +65,8 @@ struct Slot {
 pub struct LoadTable {
     index: HashMap<u64, usize>,
     slots: Vec<Slot>,
+    /// The oldest of the pods' last scrapes: what ended before it is in none of them.
+    oldest_scrape_us: Option<u64>,
 }
 
 impl LoadTable {
@@ -72,7 +74,9 @@ impl LoadTable {
     pub fn start(&mut self, pods: impl Iterator<Item = (u64, Option<u64>)>) {
         self.index.clear();
         self.slots.clear();
+        self.oldest_scrape_us = None;
         for (key, scraped_us) in pods {
+            self.oldest_scrape_us = [self.oldest_scrape_us, scraped_us].into_iter().flatten().min();
             self.index.insert(key, self.slots.len());
             let load = PodLoad { survival: Survival::belief(), ..PodLoad::default() };
             self.slots.push(Slot { load, scraped_us, ..Slot::default() });
@@ -86,6 +90,10 @@ impl LoadTable {
 
     /// Adds one request. Entries of pods that are no candidates are skipped.
     pub fn add_entry(&mut self, entry: &Entry) {
+        if entry.phase == Phase::Ended && self.oldest_scrape_us.is_none_or(|oldest| entry.ended_us <= oldest)
+        {
+            return;
+        }
         let Some(slot) = self.slot(entry.pod_key) else { return };
         let load = &mut slot.load;
         let seen_by_scrape = slot.scraped_us.is_some_and(|scraped_us| entry.sent_us <= scraped_us);

@@ -17,7 +17,7 @@ pub const SEGMENTS: u64 = 8;
 const SEGMENT_BYTES: usize = 16 << 10;
 
 /// Blocks of one prompt that are told; the rest of a longer prompt stays private knowledge.
-const MAX_BLOCKS: usize = 1024;
+const MAX_BLOCKS: usize = 2000;
 
 /// First byte of a segment.
 const FORMAT: u8 = 2;

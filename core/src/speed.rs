@@ -23,6 +23,13 @@ const FADE: f32 = 1.0 / 300.0;
 /// Ridge weight of the belief that a pod is typical, in answers.
 const BELIEF_ANSWERS: f32 = 1.0;
 
+/// An answer counts as at most this factor off the line so far: on machines that stall now and then a mean
+/// without it follows the stalls.
+const MOST_SURPRISE: f32 = 4.0;
+
+/// Answers from which the line so far is trusted that much.
+const ANSWERS_TO_CLIP: f32 = 5.0;
+
 /// A straight line y = `base` + `slope` × x.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Line {
@@ -59,6 +66,17 @@ impl LineSums {
         self.wy = self.wy * keep + weight * y;
         self.wxx = self.wxx * keep + weight * x * x;
         self.wxy = self.wxy * keep + weight * x * y;
+    }
+
+    /// `y`, or as far from the line so far as one answer may be, once there are answers enough to tell.
+    fn clipped(&self, belief: Line, x: f32, y: f32) -> f32 {
+        if self.count < ANSWERS_TO_CLIP {
+            return y;
+        }
+        let line = self.fit(belief);
+        let expected = line.base + line.slope * x;
+        // A spike passes; a lasting change is followed within a few answers.
+        y.clamp(expected / MOST_SURPRISE, expected * MOST_SURPRISE)
     }
 
     fn fade(&mut self) {
@@ -145,11 +163,13 @@ pub struct SpeedSums {
 impl SpeedSums {
     /// An answer: `work_tokens` uncached tokens at and ahead of it took `ttft_ms`.
     pub fn observe_ttft(&mut self, work_tokens: f32, ttft_ms: f32) {
+        let ttft_ms = self.ttft.clipped(DEFAULT_SPEED.ttft, work_tokens, ttft_ms);
         self.ttft.observe(work_tokens, ttft_ms, TTFT_SCALE_TOKENS);
     }
 
     /// An answer: among `requests` decoding it took `tpot_ms` a token, freed of the prefill share.
     pub fn observe_tpot(&mut self, requests: f32, tpot_ms: f32) {
+        let tpot_ms = self.tpot.clipped(DEFAULT_SPEED.tpot, requests, tpot_ms);
         self.tpot.observe(requests, tpot_ms, TPOT_SCALE_REQUESTS);
     }
 
@@ -195,9 +215,9 @@ pub struct PodSpeed {
 pub const DEFAULT_SPEED: PodSpeed =
     PodSpeed { ttft: Line { base: 30.0, slope: 0.2 }, tpot: Line { base: 12.0, slope: 0.2 } };
 
-/// The fleet's typical speed: medians over the pods that have answered, else [`DEFAULT_SPEED`].
+/// The typical speed of these pods: medians over those that have answered, else `belief`.
 #[must_use]
-pub fn typical(pods: &[SpeedSums]) -> PodSpeed {
+pub fn typical(pods: &[SpeedSums], belief: &PodSpeed) -> PodSpeed {
     let known = |pick: fn(&SpeedSums) -> &LineSums, default: Line| {
         let lines: Vec<Line> =
             pods.iter().map(pick).filter(|sums| sums.count >= 3.0).map(|sums| sums.fit(default)).collect();
@@ -208,10 +228,7 @@ pub fn typical(pods: &[SpeedSums]) -> PodSpeed {
         };
         Line { base: median(|line| line.base, default.base), slope: median(|line| line.slope, default.slope) }
     };
-    PodSpeed {
-        ttft: known(|sums| &sums.ttft, DEFAULT_SPEED.ttft),
-        tpot: known(|sums| &sums.tpot, DEFAULT_SPEED.tpot),
-    }
+    PodSpeed { ttft: known(|sums| &sums.ttft, belief.ttft), tpot: known(|sums| &sums.tpot, belief.tpot) }
 }
 
 #[cfg(test)]
@@ -249,12 +266,26 @@ mod tests {
     }
 
     #[test]
+    fn a_stall_moves_the_line_little_and_a_lasting_change_of_ten_all_the_way() {
+        let (x, mut sums) = (|i: u16| f32::from(i % 7) * 500.0, SpeedSums::default());
+        for i in 0..40 {
+            sums.observe_ttft(x(i), 20.0 + 0.1 * x(i));
+        }
+        sums.observe_ttft(500.0, 60_000.0);
+        assert!(sums.fit(&DEFAULT_SPEED).ttft.slope < 0.14);
+        for i in 0..60 {
+            sums.observe_ttft(x(i), 200.0 + x(i));
+        }
+        assert!(sums.fit(&DEFAULT_SPEED).ttft.slope > 0.8, "{:?}", sums.fit(&DEFAULT_SPEED));
+    }
+
+    #[test]
     fn a_pod_without_answers_is_typical() {
         let mut fast = SpeedSums::default();
         for i in 0..40_u16 {
             fast.observe_ttft(f32::from(i % 9) * 300.0, 10.0 + 0.05 * f32::from(i % 9) * 300.0);
         }
-        let typical = typical(&[fast, SpeedSums::default()]);
+        let typical = typical(&[fast, SpeedSums::default()], &DEFAULT_SPEED);
         assert_close(typical.ttft.slope, 0.05, 0.15);
         assert_eq!(SpeedSums::default().fit(&typical), typical);
     }

@@ -180,9 +180,7 @@ fn main() {
             };
             Box::new(Listed::new(arrivals(&rows, &options)))
         }
-        None => {
-            Box::new(Synthetic::new(Shape::MooncakeLike, 10.0 * args.speed, 4000, args.seed))
-        }
+        None => Box::new(Synthetic::new(Shape::MooncakeLike, 10.0 * args.speed, 4000, args.seed)),
     };
     let profile = Profile {
         kv_blocks: args.kv_tokens / BLOCK_TOKENS,

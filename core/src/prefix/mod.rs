@@ -94,23 +94,26 @@ impl PrefixIndex {
                 .and_then(|index| blocks.get(index))
                 .and_then(|hash| self.arena.find(Key::new(pod_key, *hash)))
         };
-        let Some(mut node) = at(1) else { return (0, NONE) };
         // `low` blocks are there, `high` + 1 are not.
-        let (mut low, mut high) = (1, blocks.len());
-        let mut probe = guess.clamp(1, high);
+        let (mut low, mut high, mut node) = (0, blocks.len(), NONE);
+        let mut probe = guess.max(1);
         let mut stride = 1;
         while low < high {
             probe = probe.clamp(low + 1, high);
             if let Some(found) = at(probe) {
                 (low, node) = (probe, found);
                 probe += stride;
+            } else if low == 0 && stride == 1 {
+                // A pod that has less than the last one most often has nothing.
+                high = probe - 1;
+                probe = 1;
             } else {
                 high = probe - 1;
                 probe = high.saturating_sub(stride - 1);
             }
             stride *= 2;
             // Once both ends are near, strides overshoot: halve what is left.
-            if stride > high.saturating_sub(low) {
+            if low > 0 && stride > high.saturating_sub(low) {
                 probe = low + (high - low).div_ceil(2);
             }
         }

@@ -16,7 +16,7 @@ use crate::policy::{Cost, cost, order};
 use crate::prefix::{PrefixMatch, Survival};
 use crate::prior::{Prior, prior};
 use crate::request::{LlmRequest, model_key};
-use crate::speed::{PodSpeed, typical};
+use crate::speed::PodSpeed;
 
 /// Spread of the prior's own 90th percentile over its median. Only the explain header shows it; decisions
 /// use medians.
@@ -224,9 +224,8 @@ impl Router {
             }
         }
         let loads: Vec<PodLoad> = table.finish(now_us).copied().collect();
-        let typical = typical(&loads.iter().map(|load| load.speed).collect::<Vec<_>>());
-
         let pods = self.fleet.pods();
+        self.scratch.typical.refresh(pods, &loads, now_us);
         let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
         // One that has not said yet what it serves comes before one that has said that it is not this.
         let may_have_it = |pod: &Pod| pod.served == Served::Awaited;
@@ -250,7 +249,7 @@ impl Router {
             .enumerate()
             .filter(|(_, (pod, load))| fits(pod) && (none_is_well || is_well(pod, load)))
             .map(|(at, (pod, load))| {
-                let speed = load.speed.fit(&typical);
+                let speed = load.speed.fit(&self.scratch.typical.of(pod));
                 let blocks = &request.prompt.blocks;
                 let seen = self.prefix.look(pod.key, blocks, block_tokens, &load.survival, &mut guess);
                 // The last token is always computed: its logits are what the first output token is drawn from.

@@ -6,7 +6,7 @@
 //! [`Router::export`] and as the values that [`Router::dispatch`] and [`Router::end`] return.
 //!
 //! * `pods`: what the table of pods and the other workers' placements mean for the prefix index.
-//! * [`decide`]: rows, predictions, costs, order.
+//! * [`decide`]: rows, predictions, costs, order. `typical`: what an unknown pod is taken for.
 //! * [`outcome`]: dispatch and everything that follows.
 
 pub mod decide;
@@ -14,6 +14,7 @@ pub mod outcome;
 mod pods;
 #[cfg(test)]
 mod tests;
+mod typical;
 #[cfg(test)]
 mod workers_tests;
 
@@ -36,6 +37,7 @@ use crate::prefix::PrefixIndex;
 use crate::request::tokens::TokenEstimator;
 use crate::telemetry::LoadReport;
 use pods::PodMemory;
+use typical::TypicalSpeeds;
 
 /// A ledger whose heartbeat is older belongs to a VM that is gone.
 const PEER_STALE_US: u64 = 3_000_000;
@@ -53,6 +55,7 @@ struct Peer {
 #[derive(Debug, Default)]
 struct Scratch {
     table: LoadTable,
+    typical: TypicalSpeeds,
     rows: Vec<Row>,
     predictions: Vec<Prediction>,
 }

@@ -115,6 +115,8 @@ struct Held {
     request: LlmRequest,
     worker: usize,
     output_tokens: u32,
+    /// Hashes of the blocks that the answer fills, as the filter reads them off the response.
+    answer: Vec<u64>,
 }
 
 /// The routers of all Envoys.
@@ -364,7 +366,14 @@ impl Policy for Foretoken {
         let decision = Box::new(decision);
         self.held.insert(
             ask.id,
-            Held { dispatch: None, decision: decision.clone(), request, worker, output_tokens: 0 },
+            Held {
+                dispatch: None,
+                decision: decision.clone(),
+                answer: ask.request.blocks[request.prompt.blocks.len()..].to_vec(),
+                request,
+                worker,
+                output_tokens: 0,
+            },
         );
         Pick { pods, decision: Some(decision) }
     }
@@ -413,6 +422,7 @@ impl Policy for Foretoken {
                 completion_tokens: complete.then_some(record.output_tokens),
                 cached_tokens: (complete && !self.options.mute_cached_tokens).then_some(record.cached_tokens),
             },
+            answer_blocks: if complete { std::mem::take(&mut held.answer) } else { Vec::new() },
             complete,
             ..Summary::default()
         });
