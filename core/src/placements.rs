@@ -55,15 +55,15 @@ pub struct Placement {
 pub struct PlacementLog {
     incarnation: u64,
     position: LogPosition,
-    first_in_segment: u64,
-    body: Writer,
+    /// The segment that is being written, its head included.
+    segment: Writer,
 }
 
 impl PlacementLog {
     /// An empty log of a VM.
     #[must_use]
     pub fn new(incarnation: u64) -> Self {
-        Self { incarnation, position: LogPosition::default(), first_in_segment: 0, body: Writer::default() }
+        Self { incarnation, position: LogPosition::default(), segment: Writer::default() }
     }
 
     /// How far the log is.
@@ -75,33 +75,27 @@ impl PlacementLog {
     /// Appends a placement. Returns the place in the ring and the segment's new value, to be stored there.
     pub fn append(&mut self, placement: &Placement) -> (u64, Vec<u8>) {
         let blocks = placement.blocks.get(..MAX_BLOCKS).unwrap_or(&placement.blocks);
-        if self.body.len() + HEAD_BYTES + blocks.len() * 8 > SEGMENT_BYTES && !self.body.is_empty() {
+        if self.segment.len() + HEAD_BYTES + blocks.len() * 8 > SEGMENT_BYTES && !self.segment.is_empty() {
             self.position.segment += 1;
-            self.first_in_segment = self.position.placements;
-            self.body = Writer::default();
+            self.segment = Writer::default();
         }
-        self.body.u64(placement.pod_key);
+        if self.segment.is_empty() {
+            self.segment.u8(FORMAT);
+            self.segment.u64(self.incarnation);
+            self.segment.u64(self.position.segment);
+            self.segment.u64(self.position.placements);
+        }
+        self.segment.u64(placement.pod_key);
         // A chained hash of 0 does not happen; as a mark it stands for a prompt's beginning.
-        self.body.u64(placement.after.unwrap_or(0));
-        self.body.f32(placement.block_tokens);
-        self.body.f32(placement.nameless_tokens);
-        self.body.u16(u16::try_from(blocks.len()).unwrap_or(u16::MAX));
+        self.segment.u64(placement.after.unwrap_or(0));
+        self.segment.f32(placement.block_tokens);
+        self.segment.f32(placement.nameless_tokens);
+        self.segment.u16(u16::try_from(blocks.len()).unwrap_or(u16::MAX));
         for block in blocks {
-            self.body.u64(*block);
+            self.segment.u64(*block);
         }
         self.position.placements += 1;
-        (self.position.segment % SEGMENTS, self.segment())
-    }
-
-    fn segment(&self) -> Vec<u8> {
-        let mut head = Writer::default();
-        head.u8(FORMAT);
-        head.u64(self.incarnation);
-        head.u64(self.position.segment);
-        head.u64(self.first_in_segment);
-        let mut bytes = head.finish();
-        bytes.extend_from_slice(self.body.bytes());
-        bytes
+        (self.position.segment % SEGMENTS, self.segment.bytes().to_vec())
     }
 }
 

@@ -39,6 +39,9 @@ const CERTAIN: f32 = 0.99;
 /// Room without a hash is entered in nodes of at most this many tokens, so that it is evicted bit by bit.
 const NAMELESS_TOKENS: u16 = 1024;
 
+/// Most blocks over all pods, whatever is configured; one placement may exceed it for a moment.
+const MOST_BLOCKS: u32 = arena::MAX_NODES - (1 << 16);
+
 /// Blocks dropped at a time from the pod that holds the most, when the bound over all pods is reached.
 const DROP_AT_ONCE: u32 = 64;
 
@@ -60,15 +63,15 @@ pub struct Capacity {
 }
 
 impl PrefixIndex {
-    /// An empty index of at most `max_blocks` blocks over all pods (24 bytes each, and 4 to 8 for the table).
+    /// An empty index of at most `max_blocks` blocks over all pods (20 bytes each, and 6 to 12 for the table).
     #[must_use]
     pub fn new(max_blocks: u32) -> Self {
-        Self { pods: HashMap::new(), arena: Arena::new(max_blocks), max_blocks }
+        Self { pods: HashMap::new(), arena: Arena::new(max_blocks), max_blocks: max_blocks.min(MOST_BLOCKS) }
     }
 
     /// Changes the bound; what is over it goes.
     pub fn set_max_blocks(&mut self, max_blocks: u32) {
-        self.max_blocks = max_blocks;
+        self.max_blocks = max_blocks.min(MOST_BLOCKS);
         self.arena.resize_table(max_blocks);
         self.keep_bound();
     }
@@ -210,11 +213,16 @@ impl PrefixIndex {
         }
         let tokens = u16::try_from(crate::num::u32_of_f32(block_tokens)).unwrap_or(u16::MAX).max(1);
         let mut linked = at;
+        let mut fresh = 0;
         for hash in blocks.get(known..).unwrap_or_default() {
-            at = self.arena.insert(Some(Key::new(pod_key, *hash)), at, tokens);
+            let inserted = self.arena.insert(Some(Key::new(pod_key, *hash)), at, tokens);
+            if inserted == NONE {
+                break;
+            }
+            at = inserted;
+            fresh += 1;
         }
         // From the last to the first: new ones join, known ones move to the front.
-        let fresh = blocks.len() - known;
         for _ in 0..fresh {
             pod.add(&mut self.arena, at);
             at = self.arena.get(at).map_or(NONE, |node| node.parent);
@@ -245,6 +253,9 @@ impl PrefixIndex {
             let part = u16::try_from(left).unwrap_or(u16::MAX).min(NAMELESS_TOKENS);
             left -= u32::from(part);
             let at = self.arena.insert(None, NONE, part);
+            if at == NONE {
+                break;
+            }
             pod.add(&mut self.arena, at);
         }
         pod.shrink(&mut self.arena);

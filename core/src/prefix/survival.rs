@@ -14,6 +14,9 @@ use crate::codec::{Reader, Writer};
 /// Width of the stretch over which the chance falls, in shares of the cache's size.
 const SPREAD: f32 = 0.04;
 
+/// Spreads from the edge at which the chance is 1 or 0 to a thousandth.
+const FAR: f32 = 7.0;
+
 /// Step of the normalised gradient: an answer corrects this share of its error.
 const STEP: f32 = 0.1;
 
@@ -61,7 +64,15 @@ pub struct PrefixMatch {
 impl Survival {
     /// Chance that a block is within `size` (1: the KV cache) at `depth`, both in shares of the reported size.
     pub(super) fn chance(&self, depth: f32, size: f32) -> f32 {
-        1.0 / (1.0 + ((depth - self.capacity_factor * size) / SPREAD).exp())
+        let beyond = (depth - self.capacity_factor * size) / SPREAD;
+        // Most blocks are far from the edge: an exponential for each would be most of a look-up's arithmetic.
+        if beyond < -FAR {
+            1.0
+        } else if beyond > FAR {
+            0.0
+        } else {
+            1.0 / (1.0 + beyond.exp())
+        }
     }
 
     /// Change of [`Self::chance`] per unit of `capacity_factor`.

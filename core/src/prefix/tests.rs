@@ -123,6 +123,20 @@ fn the_bound_over_all_pods_takes_from_those_that_hold_most() {
 }
 
 #[test]
+fn a_prompt_longer_than_the_whole_index_leaves_its_head_and_sound_books() {
+    let mut index = PrefixIndex::new(1024);
+    index.set_capacity(POD, Capacity { kv_tokens: 1_000_000, host_tokens: 0 });
+    let long = chain(1, 4096);
+    index.place(POD, None, &long, 10.0);
+    index.allocate(POD, f32::MAX);
+    assert!(index.len() <= 1024);
+    index.place(POD, None, &long[..20], 10.0);
+    assert_eq!(look(&index, &long).matched_tokens, 200.0);
+    index.forget(POD);
+    assert!(index.is_empty());
+}
+
+#[test]
 fn pods_that_left_take_their_blocks_with_them() {
     let mut index = index(10_000);
     index.set_capacity(8, Capacity { kv_tokens: 10_000, host_tokens: 0 });
