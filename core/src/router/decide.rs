@@ -251,7 +251,12 @@ impl Router {
             .map(|(at, (pod, load))| {
                 let speed = load.speed.fit(&self.scratch.typical.of(pod));
                 let blocks = &request.prompt.blocks;
-                let seen = self.prefix.look(pod.key, blocks, block_tokens, &load.survival, &mut guess);
+                let mut seen = self.prefix.look(pod.key, blocks, block_tokens, &load.survival, &mut guess);
+                // Engines reuse whole blocks of their own, which may be larger than the index's.
+                let engine_block = pod.scrape.map_or(f32::NAN, |scrape| scrape.block_tokens);
+                if engine_block > block_tokens {
+                    seen.surviving_tokens = (seen.surviving_tokens / engine_block).floor() * engine_block;
+                }
                 // The last token is always computed: its logits are what the first output token is drawn from.
                 let uncached_tokens = (prompt_tokens - seen.surviving_tokens - seen.host_tokens).max(1.0);
                 let work_tokens = uncached_tokens + HOST_LOAD_SHARE * seen.host_tokens;

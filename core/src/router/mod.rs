@@ -13,6 +13,8 @@ pub mod decide;
 pub mod outcome;
 mod pods;
 #[cfg(test)]
+mod pods_tests;
+#[cfg(test)]
 mod tests;
 mod typical;
 #[cfg(test)]

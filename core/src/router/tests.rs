@@ -15,7 +15,7 @@ use crate::sample::{Ending, TokenSource};
 use crate::served::ServedModels;
 use crate::telemetry::{Dialect, Scrape};
 
-const A: &str = "10.0.0.1:8000";
+pub(super) const A: &str = "10.0.0.1:8000";
 const B: &str = "10.0.0.2:8000";
 
 pub(super) fn config() -> Arc<Config> {
@@ -27,7 +27,7 @@ pub(super) fn config() -> Arc<Config> {
     )
 }
 
-fn router(incarnation: u64) -> Router {
+pub(super) fn router(incarnation: u64) -> Router {
     let mut router = Router::new(config(), incarnation);
     let mut fleet = Fleet::default();
     fleet.set_members([(A.to_owned(), true), (B.to_owned(), true)]);
