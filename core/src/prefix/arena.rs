@@ -6,8 +6,9 @@
 //! in a row; taking one out moves the ones behind it up, so there are no marks to clean away in a stall later.
 //! The arena grows by chunks, never by copying, so it neither holds twice what it needs nor stalls a worker.
 //!
-//! A node does not keep its 64-bit key, only 40 bits of it ([`Key`]): at a million blocks one look-up in a
-//! million finds a block that is not there, which costs one prediction a little of its truth.
+//! A node does not keep its 64-bit hash, only 40 bits of it and its pod's number ([`Key`]): with 16,000 blocks on a
+//! pod one look-up in 70 million finds a block that is not there. It is one of the same pod's, so no order of use is
+//! ever mixed with another's, and one prediction loses a little of its truth.
 //!
 //! What it is not: an order of eviction; that is [`super::pod`]'s.
 
@@ -26,19 +27,23 @@ pub(super) const MAX_NODES: u32 = (1 << NUMBER_BITS) - 1;
 /// A place without a node.
 const EMPTY: u32 = u32::MAX;
 
+/// Most pods: a node numbers its pod in the bits that its parent's number leaves.
+pub(super) const MAX_PODS: u16 = 1 << (u32::BITS - NUMBER_BITS);
+
 /// What a node keeps of the pod and the chained hash it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
     fingerprint: u32,
     check: u8,
+    pod: u16,
 }
 
 impl Key {
-    /// The key of a block on a pod.
-    pub(super) fn new(pod_key: u64, hash: u64) -> Self {
-        let mixed = (pod_key.rotate_left(32) ^ hash).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    /// The key of a block on the pod with this number, below [`MAX_PODS`].
+    pub(super) fn new(pod: u16, hash: u64) -> Self {
+        let mixed = (u64::from(pod).rotate_left(48) ^ hash).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let [_, _, _, check, a, b, c, d] = mixed.to_le_bytes();
-        Self { fingerprint: u32::from_le_bytes([a, b, c, d]), check }
+        Self { fingerprint: u32::from_le_bytes([a, b, c, d]), check, pod: pod % MAX_PODS }
     }
 }
 
@@ -49,13 +54,21 @@ pub(super) struct Node {
     /// Neighbours in the pod's order of use. Of a free node `newer` is the next free one.
     pub(super) newer: u32,
     pub(super) older: u32,
-    /// The block before this one in its prompt.
-    pub(super) parent: u32,
+    /// The block before this one in its prompt ([`Node::parent`]), and above it the pod's number.
+    link: u32,
     /// Tokens that it takes in the pod's cache.
     pub(super) tokens: u16,
     /// When it was last used, in the pod's epochs.
     pub(super) epoch: u8,
     check: u8,
+}
+
+impl Node {
+    /// The block before this one in its prompt; [`NONE`] before the first.
+    pub(super) fn parent(&self) -> u32 {
+        let at = number(self.link);
+        if at == MAX_NODES { NONE } else { at }
+    }
 }
 
 /// Nodes and the table over them.
@@ -112,9 +125,11 @@ impl Arena {
         while let Some(place) = self.places.get(bucket).copied().filter(|place| *place != EMPTY) {
             let at = number(place);
             if tag(place) == tag(key.fingerprint)
-                && self
-                    .get(at)
-                    .is_some_and(|node| node.fingerprint == key.fingerprint && node.check == key.check)
+                && self.get(at).is_some_and(|node| {
+                    node.fingerprint == key.fingerprint
+                        && node.check == key.check
+                        && tag(node.link) == u32::from(key.pod)
+                })
             {
                 return Some(at);
             }
@@ -128,8 +143,9 @@ impl Arena {
         if self.len >= MAX_NODES || index(self.len) + 1 >= self.places.len() {
             return NONE;
         }
-        let Key { fingerprint, check } = key.unwrap_or(Key { fingerprint: 0, check: 0 });
-        let at = self.place(Node { fingerprint, newer: NONE, older: NONE, parent, tokens, epoch: 0, check });
+        let Key { fingerprint, check, pod } = key.unwrap_or(Key { fingerprint: 0, check: 0, pod: 0 });
+        let link = u32::from(pod) << NUMBER_BITS | parent.min(MAX_NODES);
+        let at = self.place(Node { fingerprint, newer: NONE, older: NONE, link, tokens, epoch: 0, check });
         self.len += 1;
         if key.is_some() {
             self.enter(at, fingerprint);
@@ -250,10 +266,12 @@ mod tests {
     fn nodes_without_a_key_are_never_found_and_can_be_removed() {
         let mut arena = Arena::new(1024);
         let nameless = arena.insert(None, NONE, 9);
-        let named = arena.insert(Some(Key { fingerprint: 0, check: 0 }), NONE, 9);
-        assert_eq!(arena.find(Key { fingerprint: 0, check: 0 }), Some(named));
+        let key = Key { fingerprint: 0, check: 0, pod: 0 };
+        let named = arena.insert(Some(key), NONE, 9);
+        assert_eq!(arena.find(key), Some(named));
+        assert_eq!(arena.find(Key { pod: 1, ..key }), None, "the same bits on another pod");
         arena.remove(nameless);
-        assert_eq!(arena.find(Key { fingerprint: 0, check: 0 }), Some(named));
+        assert_eq!(arena.find(key), Some(named));
         assert_eq!(arena.len(), 1);
     }
 
@@ -261,7 +279,8 @@ mod tests {
     fn a_row_of_taken_places_closes_behind_whoever_leaves_it() {
         // Few places: most keys stand in rows, some across the table's end.
         let mut arena = Arena { free: NONE, places: vec![EMPTY; 16], ..Arena::default() };
-        let keys: Vec<Key> = (0..14).map(|at| Key { fingerprint: (at % 3) + 13, check: at as u8 }).collect();
+        let keys: Vec<Key> =
+            (0..14).map(|at| Key { fingerprint: (at % 3) + 13, check: at as u8, pod: 3 }).collect();
         let nodes: Vec<u32> = keys.iter().map(|key| arena.insert(Some(*key), NONE, 1)).collect();
         for gone in 0..keys.len() {
             arena.remove(nodes[gone]);

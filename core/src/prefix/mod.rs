@@ -24,11 +24,11 @@ pub mod survival;
 #[cfg(test)]
 mod tests;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::num::{f32_of_f64, f32_of_u64, f32_of_usize, f64_of_u64};
 use crate::placements::Placement;
-use arena::{Arena, Key, NONE};
+use arena::{Arena, Key, NONE, Node};
 pub use hits::HitWindow;
 use pod::PodCache;
 pub use survival::{PrefixMatch, Survival};
@@ -38,6 +38,12 @@ const CERTAIN: f32 = 0.99;
 
 /// Room without a hash is entered in nodes of at most this many tokens, so that it is evicted bit by bit.
 const NAMELESS_TOKENS: u16 = 1024;
+
+/// …or of more, where that would take more nodes than this at a time.
+const NAMELESS_NODES: u32 = 4096;
+
+/// A cache that says it is larger is taken for this: sums stay far from overflow.
+const MOST_TOKENS: u64 = 1 << 40;
 
 /// Most blocks over all pods, whatever is configured; one placement may exceed it for a moment.
 const MOST_BLOCKS: u32 = arena::MAX_NODES - (1 << 16);
@@ -49,6 +55,8 @@ const DROP_AT_ONCE: u32 = 64;
 #[derive(Debug)]
 pub struct PrefixIndex {
     pods: HashMap<u64, PodCache>,
+    /// Numbers of the pods, in keys.
+    numbers: HashSet<u16>,
     arena: Arena,
     max_blocks: u32,
 }
@@ -66,7 +74,12 @@ impl PrefixIndex {
     /// An empty index of at most `max_blocks` blocks over all pods (20 bytes each, and 6 to 12 for the table).
     #[must_use]
     pub fn new(max_blocks: u32) -> Self {
-        Self { pods: HashMap::new(), arena: Arena::new(max_blocks), max_blocks: max_blocks.min(MOST_BLOCKS) }
+        Self {
+            pods: HashMap::new(),
+            numbers: HashSet::new(),
+            arena: Arena::new(max_blocks),
+            max_blocks: max_blocks.min(MOST_BLOCKS),
+        }
     }
 
     /// Changes the bound; what is over it goes.
@@ -88,14 +101,14 @@ impl PrefixIndex {
         self.arena.len() == 0
     }
 
-    /// Leading blocks of this prompt that the pod was sent and that are still known. `guess` is where to look first:
+    /// Leading blocks of this prompt that the pod of this number was sent and that are still known. `guess` is where to look first:
     /// the answer for another pod.
-    fn find(&self, pod_key: u64, blocks: &[u64], guess: usize) -> (usize, u32) {
+    fn find(&self, pod: u16, blocks: &[u64], guess: usize) -> (usize, u32) {
         let at = |index: usize| {
             index
                 .checked_sub(1)
                 .and_then(|index| blocks.get(index))
-                .and_then(|hash| self.arena.find(Key::new(pod_key, *hash)))
+                .and_then(|hash| self.arena.find(Key::new(pod, *hash)))
         };
         // `low` blocks are there, `high` + 1 are not.
         let (mut low, mut high, mut node) = (0, blocks.len(), NONE);
@@ -136,7 +149,7 @@ impl PrefixIndex {
         guess: &mut usize,
     ) -> PrefixMatch {
         let Some(pod) = self.pods.get(&pod_key) else { return PrefixMatch::default() };
-        let (count, deepest) = self.find(pod_key, blocks, *guess);
+        let (count, deepest) = self.find(pod.number, blocks, *guess);
         *guess = count.max(1);
         if count == 0 {
             return PrefixMatch::default();
@@ -173,7 +186,7 @@ impl PrefixIndex {
             kv_blocks += if kv < 1.0 - CERTAIN { 0.0 } else { kv };
             any_blocks += if any < 1.0 - CERTAIN { 0.0 } else { any };
             gradient += Survival::gradient(any);
-            at = node.parent;
+            at = node.parent();
             left -= 1;
         }
         let matched = f32_of_usize(count);
@@ -188,9 +201,17 @@ impl PrefixIndex {
 
     /// The size of a pod's cache, as it reports it or as is assumed.
     pub fn set_capacity(&mut self, pod_key: u64, capacity: Capacity) {
-        let pod = self.pods.entry(pod_key).or_insert_with(|| PodCache::new(capacity.kv_tokens));
-        pod.capacity_tokens = capacity.kv_tokens;
-        pod.host_tokens = capacity.host_tokens;
+        if !self.pods.contains_key(&pod_key) {
+            // No more pods than the table of pods holds, so there is a number.
+            let Some(number) = (0..arena::MAX_PODS).find(|number| !self.numbers.contains(number)) else {
+                return;
+            };
+            self.numbers.insert(number);
+            self.pods.insert(pod_key, PodCache::new(number, 0));
+        }
+        let Some(pod) = self.pods.get_mut(&pod_key) else { return };
+        pod.capacity_tokens = capacity.kv_tokens.min(MOST_TOKENS);
+        pod.host_tokens = capacity.host_tokens.min(MOST_TOKENS);
         pod.shrink(&mut self.arena);
     }
 
@@ -199,13 +220,14 @@ impl PrefixIndex {
     ///
     /// `after` is the hash of the block that they follow in their chain; `None` when they are its first.
     pub fn place(&mut self, pod_key: u64, after: Option<u64>, blocks: &[u64], block_tokens: f32) {
-        let (known, mut at) = self.find(pod_key, blocks, blocks.len());
+        let Some(number) = self.pods.get(&pod_key).map(|pod| pod.number) else { return };
+        let (known, mut at) = self.find(number, blocks, blocks.len());
         let Some(pod) = self.pods.get_mut(&pod_key) else { return };
         if known == 0 {
             at = match after {
                 None => NONE,
                 // A chain whose head is gone matches nothing.
-                Some(hash) => match self.arena.find(Key::new(pod_key, hash)) {
+                Some(hash) => match self.arena.find(Key::new(number, hash)) {
                     Some(parent) => parent,
                     None => return,
                 },
@@ -215,7 +237,7 @@ impl PrefixIndex {
         let mut linked = at;
         let mut fresh = 0;
         for hash in blocks.get(known..).unwrap_or_default() {
-            let inserted = self.arena.insert(Some(Key::new(pod_key, *hash)), at, tokens);
+            let inserted = self.arena.insert(Some(Key::new(number, *hash)), at, tokens);
             if inserted == NONE {
                 break;
             }
@@ -225,9 +247,10 @@ impl PrefixIndex {
         // From the last to the first: new ones join, known ones move to the front.
         for _ in 0..fresh {
             pod.add(&mut self.arena, at);
-            at = self.arena.get(at).map_or(NONE, |node| node.parent);
+            at = self.arena.get(at).map_or(NONE, Node::parent);
         }
-        while let Some(parent) = self.arena.get(linked).map(|node| node.parent) {
+        for _ in 0..pod.blocks {
+            let Some(parent) = self.arena.get(linked).map(Node::parent) else { break };
             pod.touch(&mut self.arena, linked);
             linked = parent;
         }
@@ -245,12 +268,16 @@ impl PrefixIndex {
 
     /// The pod stored this many tokens that no hash is known of.
     pub fn allocate(&mut self, pod_key: u64, tokens: f32) {
-        let Some(pod) = self.pods.get_mut(&pod_key) else { return };
+        let Some(pod) = self.pods.get_mut(&pod_key).filter(|_| tokens > 0.0) else { return };
         // More than the cache twice over leaves nothing of it either way.
         let most = f32_of_u64(pod.capacity_tokens + pod.host_tokens) * 2.0;
         let mut left = crate::num::u32_of_f32(tokens.min(most));
-        while left > 0 {
-            let part = u16::try_from(left).unwrap_or(u16::MAX).min(NAMELESS_TOKENS);
+        let part = u16::try_from(left / NAMELESS_NODES).unwrap_or(u16::MAX).max(NAMELESS_TOKENS);
+        for _ in 0..=NAMELESS_NODES {
+            let part = u16::try_from(left).unwrap_or(u16::MAX).min(part);
+            if part == 0 {
+                break;
+            }
             left -= u32::from(part);
             let at = self.arena.insert(None, NONE, part);
             if at == NONE {
@@ -266,7 +293,9 @@ impl PrefixIndex {
         while self.arena.len() > self.max_blocks {
             let Some(largest) = self.pods.values_mut().max_by_key(|pod| pod.blocks) else { return };
             for _ in 0..DROP_AT_ONCE {
-                largest.evict_oldest(&mut self.arena);
+                if !largest.evict_oldest(&mut self.arena) {
+                    return;
+                }
             }
         }
     }
@@ -274,6 +303,7 @@ impl PrefixIndex {
     /// Forgets what a pod holds: it restarted.
     pub fn forget(&mut self, pod_key: u64) {
         if let Some(mut pod) = self.pods.remove(&pod_key) {
+            self.numbers.remove(&pod.number);
             while pod.evict_oldest(&mut self.arena) {}
         }
     }

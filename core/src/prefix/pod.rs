@@ -10,6 +10,8 @@ const REACH: f32 = 1.5;
 /// One pod's cache as the index sees it.
 #[derive(Debug)]
 pub(super) struct PodCache {
+    /// Its number in keys.
+    pub(super) number: u16,
     newest: u32,
     oldest: u32,
     pub(super) blocks: u32,
@@ -20,8 +22,9 @@ pub(super) struct PodCache {
 }
 
 impl PodCache {
-    pub(super) fn new(capacity_tokens: u64) -> Self {
+    pub(super) fn new(number: u16, capacity_tokens: u64) -> Self {
         Self {
+            number,
             newest: NONE,
             oldest: NONE,
             blocks: 0,
@@ -51,7 +54,7 @@ impl PodCache {
         }
         self.unlink(arena, at);
         arena.remove(at);
-        self.blocks -= 1;
+        self.blocks = self.blocks.saturating_sub(1);
         true
     }
 
@@ -77,9 +80,10 @@ impl PodCache {
 
     fn link_newest(&mut self, arena: &mut Arena, at: u32) {
         let epoch_tokens = (self.capacity_tokens + self.host_tokens) / u64::from(EPOCHS_PER_CAPACITY);
-        if self.recency.turn(epoch_tokens) {
-            self.renumber(arena);
+        if self.recency.is_out_of_marks() {
+            self.mark_anew(arena);
         }
+        self.recency.turn(epoch_tokens);
         let former = self.newest;
         if let Some(node) = arena.get_mut(at) {
             node.newer = NONE;
@@ -93,16 +97,14 @@ impl PodCache {
         self.newest = at;
     }
 
-    /// Gives the blocks of epochs that ran together the number of the one that they are counted in.
-    fn renumber(&self, arena: &mut Arena) {
+    /// Gives all blocks fresh marks of their epochs: once in some hundred epochs.
+    fn mark_anew(&mut self, arena: &mut Arena) {
         let mut at = self.oldest;
-        let Some(oldest) = arena.get(at).map(|node| self.recency.known(node.epoch)) else { return };
-        while let Some(node) = arena.get_mut(at) {
-            if self.recency.known(node.epoch) != oldest {
-                return;
-            }
-            node.epoch = oldest;
+        for _ in 0..self.blocks {
+            let Some(node) = arena.get_mut(at) else { break };
+            node.epoch = self.recency.fresh_mark(node.epoch);
             at = node.newer;
         }
+        self.recency.marked_anew();
     }
 }

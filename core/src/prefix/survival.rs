@@ -109,8 +109,12 @@ impl Survival {
         let of_trust = if before.trust > 0.05 { expected / before.trust } else { 1.0 };
         let of_capacity = seen.capacity_gradient;
         let step = STEP * error / (of_trust * of_trust + of_capacity * of_capacity).max(LEAST_GRADIENT);
-        self.trust = (before.trust + step * of_trust).clamp(0.0, 1.0);
-        self.capacity_factor = (before.capacity_factor + step * of_capacity).clamp(0.05, 2.0);
+        if self.answers == 0.0 {
+            (self.trust, self.capacity_factor) = (before.trust, before.capacity_factor);
+        }
+        // On top of what was learned since the match was made, not instead of it.
+        self.trust = (self.trust + step * of_trust).clamp(0.0, 1.0);
+        self.capacity_factor = (self.capacity_factor + step * of_capacity).clamp(0.05, 2.0);
         self.answers = (self.answers + 1.0).min(MAX_ANSWERS);
     }
 
