@@ -130,7 +130,8 @@ fn main() {
         fleet.set_scrape(pod_key(address), &scrape, 1);
     }
     let mut router = Router::new(config, 7);
-    router.set_fleet(fleet, 1);
+    router.set_fleet(fleet);
+    router.take_pages(1);
     let mut bench = Bench { router, in_flight: VecDeque::new(), now_us: 1_000_000, random: 1 };
     // What is known before: conversations of all pods, until the bound is reached.
     let mut fill = 0;

@@ -24,6 +24,7 @@ struct Explain<'a> {
     generation: u64,
     ttft_ms: [f32; 2],
     tpot_ms: [f32; 2],
+    corrected: [f32; 2],
     cost_ms: Cost,
     total_ms: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +38,8 @@ struct Explain<'a> {
     prior_tpot_ms: f32,
 }
 
-/// The explain header's value. Pairs are median and 90th percentile; costs are in ms and unweighted, the total
+/// The explain header's value. Pairs are median and 90th percentile; `corrected` is what the model's TTFT and TPOT
+/// were multiplied by for this pod ([`crate::residual`]); costs are in ms and unweighted, the total
 /// is weighted. Empty for a decision without choices.
 #[must_use]
 pub fn explain(decision: &Decision, decision_us: u64) -> String {
@@ -51,6 +53,7 @@ pub fn explain(decision: &Decision, decision_us: u64) -> String {
         generation: decision.generation,
         ttft_ms: [round(pick.prediction.ttft_ms_p50), round(pick.prediction.ttft_ms_p90)],
         tpot_ms: [round(pick.prediction.tpot_ms_p50), round(pick.prediction.tpot_ms_p90)],
+        corrected: [pick.corrected.0, pick.corrected.1],
         cost_ms: Cost {
             own_ms: round(pick.cost.own_ms),
             others_ms: round(pick.cost.others_ms),

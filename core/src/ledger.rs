@@ -36,7 +36,7 @@ const MAX_ACTIVITY: usize = crate::fleet::MAX_PODS;
 const RATE_MEMORY_S: f64 = 6.0;
 
 /// First byte of the blob.
-const FORMAT: u8 = 3;
+const FORMAT: u8 = 4;
 
 /// Where a request stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -390,7 +390,7 @@ impl LedgerView {
                 speed: SpeedSums::read(&mut input)?,
                 residual: Residual::read(&mut input)?,
                 survival: Survival::read(&mut input)?,
-                computed_tokens: input.f64()?,
+                computed_tokens: Some(input.f64()?).filter(|tokens| tokens.is_finite())?,
             };
             activity.push((key, activity_of_pod));
         }

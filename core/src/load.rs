@@ -58,6 +58,15 @@ struct Slot {
     /// When the newest request was sent that has no token yet, and the newest that has one.
     newest_prefill_us: u64,
     newest_decode_us: u64,
+    /// When a worker of those added so far last had a token from it.
+    last_answer_us: u64,
+}
+
+/// Time in which what a worker learned loses two thirds of its weight to what others learn.
+const LEARNING_KEPT_S: f32 = 60.0;
+
+fn still_counts(behind_us: u64) -> f32 {
+    (-ms_between(0, behind_us) / 1000.0 / LEARNING_KEPT_S).exp()
 }
 
 /// Adds ledgers up.
@@ -129,9 +138,26 @@ impl LoadTable {
         slot.load.arrivals_per_s += activity.arrivals.at(now_us);
         slot.load.prefill_tokens_per_s += activity.prefill_tokens.at(now_us);
         slot.standing.merge(&activity.health);
-        slot.load.speed.add(&activity.speed);
-        slot.load.residual.absorb(&activity.residual);
-        slot.load.survival.absorb(&activity.survival);
+        // What a worker saw last long before another did is old, whatever it has seen: its own clock of answers
+        // stands still while it gets none.
+        let known_us = slot.last_answer_us;
+        slot.last_answer_us = known_us.max(activity.last_first_token_us);
+        let (mut speed, mut residual, mut survival) = (activity.speed, activity.residual, activity.survival);
+        let behind_us = known_us.saturating_sub(activity.last_first_token_us);
+        if behind_us > 0 {
+            let share = still_counts(behind_us);
+            speed.scale(share);
+            residual.age(share);
+            survival.answers *= share;
+        } else if known_us > 0 {
+            let share = still_counts(activity.last_first_token_us - known_us);
+            slot.load.speed.scale(share);
+            slot.load.residual.age(share);
+            slot.load.survival.answers *= share;
+        }
+        slot.load.speed.add(&speed);
+        slot.load.residual.absorb(&residual);
+        slot.load.survival.absorb(&survival);
         slot.last_first_token_us = slot.last_first_token_us.max(activity.last_first_token_us);
     }
 
@@ -192,6 +218,31 @@ mod tests {
         table.add_entry(&entry(Phase::Prefill, 3_000, 0));
         table.add_activity(1, &Activity { last_first_token_us: 2_000, ..Activity::default() }, 7_000);
         assert_eq!(table.finish(7_000).next().unwrap().head_elapsed_ms, 5.0);
+    }
+
+    #[test]
+    fn what_a_worker_learned_before_it_fell_idle_gives_way_to_what_another_learns() {
+        let learned = |ms_per_token: f32, last_first_token_us: u64| {
+            let mut activity = Activity { last_first_token_us, ..Activity::default() };
+            for i in 0..60_u16 {
+                let tokens = f32::from(i % 9) * 300.0;
+                activity.speed.observe_ttft(tokens, 20.0 + ms_per_token * tokens);
+                activity.residual.under(1).unwrap().ttft.observe(1.0, 20.0 * ms_per_token);
+            }
+            activity
+        };
+        let (idle, busy) = (learned(0.05, 1_000_000), learned(0.1, 301_000_000));
+        for order in [[&idle, &busy], [&busy, &idle]] {
+            let mut table = LoadTable::default();
+            table.start([(1, None)].into_iter());
+            for activity in order {
+                table.add_activity(1, activity, 301_000_000);
+            }
+            let load = *table.finish(301_000_000).next().unwrap();
+            let slope = load.speed.fit(&crate::speed::DEFAULT_SPEED).ttft.slope;
+            assert!((slope - 0.1).abs() < 0.01, "{slope}");
+            assert!(load.residual.factors(1).0 > 1.7, "{:?}", load.residual);
+        }
     }
 
     #[test]

@@ -60,9 +60,11 @@ impl Drift {
     }
 }
 
-/// Both targets of one pod.
+/// Both targets of one pod, under one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Residual {
+    /// Generation of the model that is off.
+    generation: u64,
     /// Of TTFT.
     pub ttft: Drift,
     /// Of TPOT.
@@ -70,13 +72,37 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// Takes another worker's estimate in.
+    /// The estimate to learn into from an answer that the model of this generation predicted; nothing where a newer
+    /// model is at work already. A new model begins anew: it was fitted on what the old one missed.
+    pub fn under(&mut self, generation: u64) -> Option<&mut Self> {
+        if generation > self.generation {
+            *self = Self { generation, ..Self::default() };
+        }
+        (generation == self.generation).then_some(self)
+    }
+
+    /// Takes another worker's estimate in; of two models the newer one's counts.
     pub fn absorb(&mut self, other: &Self) {
-        self.ttft.absorb(&other.ttft);
-        self.tpot.absorb(&other.tpot);
+        if let Some(own) = self.under(other.generation) {
+            own.ttft.absorb(&other.ttft);
+            own.tpot.absorb(&other.tpot);
+        }
+    }
+
+    /// What to multiply the TTFT and the TPOT of the model of this generation by.
+    #[must_use]
+    pub fn factors(&self, generation: u64) -> (f32, f32) {
+        if generation == self.generation { (self.ttft.factor(), self.tpot.factor()) } else { (1.0, 1.0) }
+    }
+
+    /// Lets this share of the answers count.
+    pub(crate) fn age(&mut self, share: f32) {
+        self.ttft.answers *= share;
+        self.tpot.answers *= share;
     }
 
     pub(crate) fn write(&self, out: &mut Writer) {
+        out.u64(self.generation);
         for drift in [self.ttft, self.tpot] {
             out.f32(drift.ln);
             out.f32(drift.answers);
@@ -84,12 +110,13 @@ impl Residual {
     }
 
     pub(crate) fn read(input: &mut Reader<'_>) -> Option<Self> {
+        let generation = input.u64()?;
         let mut drift = || {
             let (ln, answers) = (input.f32()?, input.f32()?);
             let sound = ln.abs() <= MOST_LN && (0.0..=MAX_ANSWERS).contains(&answers);
             sound.then_some(Drift { ln, answers })
         };
-        Some(Self { ttft: drift()?, tpot: drift()? })
+        Some(Self { generation, ttft: drift()?, tpot: drift()? })
     }
 }
 
@@ -142,12 +169,26 @@ mod tests {
     fn a_worker_without_answers_changes_nothing() {
         let mut seen = Residual::default();
         for _ in 0..40 {
-            seen.ttft.observe(100.0, 200.0);
+            seen.under(3).unwrap().ttft.observe(100.0, 200.0);
         }
         let mut merged = Residual::default();
         merged.absorb(&seen);
         merged.absorb(&Residual::default());
-        assert_eq!(merged.ttft.factor(), seen.ttft.factor());
-        assert_eq!(merged.tpot.factor(), 1.0);
+        assert_eq!(merged.factors(3), (seen.ttft.factor(), 1.0));
+    }
+
+    #[test]
+    fn a_new_model_is_not_corrected_for_what_the_old_one_missed() {
+        let mut seen = Residual::default();
+        for _ in 0..40 {
+            seen.under(3).unwrap().ttft.observe(100.0, 200.0);
+        }
+        assert!(seen.factors(3).0 > 1.5);
+        assert_eq!(seen.factors(4), (1.0, 1.0));
+        let mut newer = Residual::default();
+        newer.under(4).unwrap().ttft.observe(100.0, 100.0);
+        seen.absorb(&newer);
+        assert_eq!(seen.factors(4), (1.0, 1.0));
+        assert!(seen.under(3).is_none(), "an answer of a request that the old model routed comes late");
     }
 }

@@ -80,10 +80,13 @@ impl LineSums {
     }
 
     fn fade(&mut self) {
-        let keep = f64::from(1.0 - FADE);
-        self.count *= 1.0 - FADE;
+        self.scale(1.0 - FADE);
+    }
+
+    fn scale(&mut self, share: f32) {
+        self.count *= share;
         for sum in [&mut self.w, &mut self.wx, &mut self.wy, &mut self.wxx, &mut self.wxy] {
-            *sum *= keep;
+            *sum *= f64::from(share);
         }
     }
 
@@ -177,6 +180,12 @@ impl SpeedSums {
     pub fn fade(&mut self) {
         self.ttft.fade();
         self.tpot.fade();
+    }
+
+    /// Lets this share of the answers count.
+    pub(crate) fn scale(&mut self, share: f32) {
+        self.ttft.scale(share);
+        self.tpot.scale(share);
     }
 
     /// Adds the sums of another worker.

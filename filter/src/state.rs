@@ -241,7 +241,7 @@ impl State {
                     && let Some((version, fleet)) = poll::read_shared(&value)
                 {
                     self.fleet_version = Some(version);
-                    self.router.set_fleet(fleet, now_us);
+                    self.router.set_fleet(fleet);
                 }
             }
             Err(error) => self.complain(&error, now_us),
@@ -257,6 +257,7 @@ impl State {
                 Err(error) => failed = Some(error),
             }
         }
+        self.router.take_pages(now_us);
         if let Some(error) = failed {
             self.complain(&error, now_us);
         }

@@ -67,6 +67,8 @@ pub struct Explain {
     pub ttft_ms: [f64; 2],
     /// Predicted TPOT, median and 90th percentile.
     pub tpot_ms: [f64; 2],
+    /// What the model's TTFT and TPOT were multiplied by for this pod.
+    pub corrected: [f64; 2],
     /// The cost's terms.
     pub cost_ms: CostMs,
     /// Their weighted sum.

@@ -48,11 +48,18 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Without the filter's own requests for lists of models: what is counted is the client's.
+fn options(pod: &Recorder) -> Result<Options> {
+    let mut options = Options::new(&[pod.address()])?;
+    options.filter["models"] = json!({"discover": false});
+    Ok(options)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_read_reaches_a_pod_unchanged_and_is_counted_by_reason() -> Result<()> {
     let dir = paths::run_dir("malformed")?;
     let pod = Recorder::start().await?;
-    let envoy = Envoy::start("malformed", &Options::new(&[pod.address()])?, &dir).await?;
+    let envoy = Envoy::start("malformed", &options(&pod)?, &dir).await?;
     envoy.wait_for_pods(1, Duration::from_secs(20)).await?;
 
     for case in cases() {
@@ -82,7 +89,7 @@ async fn what_cannot_be_read_reaches_a_pod_unchanged_and_is_counted_by_reason() 
 async fn a_body_without_a_length_is_read_while_it_fits_and_let_go_when_it_does_not() -> Result<()> {
     let dir = paths::run_dir("chunked")?;
     let pod = Recorder::start().await?;
-    let envoy = Envoy::start("chunked", &Options::new(&[pod.address()])?, &dir).await?;
+    let envoy = Envoy::start("chunked", &options(&pod)?, &dir).await?;
     envoy.wait_for_pods(1, Duration::from_secs(20)).await?;
 
     let small = json!({"model": "m", "prompt": "hello", "max_tokens": 2, "stream": true}).to_string();
@@ -113,7 +120,7 @@ async fn a_body_without_a_length_is_read_while_it_fits_and_let_go_when_it_does_n
 async fn bytes_that_are_no_http_are_refused_and_the_next_request_is_served() -> Result<()> {
     let dir = paths::run_dir("raw")?;
     let pod = Recorder::start().await?;
-    let envoy = Envoy::start("raw", &Options::new(&[pod.address()])?, &dir).await?;
+    let envoy = Envoy::start("raw", &options(&pod)?, &dir).await?;
     envoy.wait_for_pods(1, Duration::from_secs(20)).await?;
 
     let answer =

@@ -94,8 +94,8 @@ struct Candidate {
 const HOST_LOAD_SHARE: f32 = 0.1;
 
 /// What the model's TTFT and TPOT are multiplied by on this pod.
-fn corrections(load: &PodLoad) -> (f32, f32) {
-    (load.residual.ttft.factor(), load.residual.tpot.factor())
+fn corrections(load: &PodLoad, generation: u64) -> (f32, f32) {
+    load.residual.factors(generation)
 }
 
 fn usable(value: f32) -> bool {
@@ -159,7 +159,7 @@ impl Router {
                 seen: candidate.seen,
                 survival: candidate.load.survival,
                 corrected: match rung {
-                    Rung::Model => corrections(&candidate.load),
+                    Rung::Model => corrections(&candidate.load, self.generation),
                     _ => (1.0, 1.0),
                 },
             })
@@ -345,7 +345,7 @@ impl Router {
         if let Some(model) = &self.model {
             model.predict(&self.scratch.rows, predictions);
             for (prediction, candidate) in predictions.iter_mut().zip(candidates) {
-                let (ttft, tpot) = corrections(&candidate.load);
+                let (ttft, tpot) = corrections(&candidate.load, self.generation);
                 prediction.ttft_ms_p50 *= ttft;
                 prediction.ttft_ms_p90 *= ttft;
                 prediction.tpot_ms_p50 *= tpot;

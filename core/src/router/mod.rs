@@ -110,6 +110,7 @@ impl Router {
     pub fn set_config(&mut self, config: Arc<Config>) {
         self.prefix.set_max_blocks(config.prefix.max_blocks);
         self.config = config;
+        self.size_caches();
     }
 
     /// Routes by this model from now on.

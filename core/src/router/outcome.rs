@@ -44,6 +44,7 @@ pub struct Dispatch {
     /// Why it was not the model.
     pub reason: Option<Reason>,
     model_id: Arc<str>,
+    generation: u64,
     first_token_seen: bool,
     ended: bool,
 }
@@ -104,6 +105,7 @@ impl Router {
             rung: decision.rung,
             reason: decision.reason,
             model_id: Arc::clone(&decision.model_id),
+            generation: decision.generation,
             first_token_seen: false,
             ended: false,
         };
@@ -215,24 +217,30 @@ impl Router {
     fn answered(&mut self, dispatch: &Dispatch, sample: &Sample, blocks: Vec<u64>) -> Option<SegmentWrite> {
         let pod_key = pod_key(&dispatch.served_address);
         if sample.status == 0 {
-            if sample.ending == Ending::Failed {
+            match sample.ending {
                 // Nothing answered: the pod may have restarted with an empty cache.
-                self.forget_cache(pod_key);
+                Ending::Failed => self.forget_cache(pod_key),
+                // It may well have computed the prompt by then; else it would be taken for somebody else's.
+                _ => self.ledger.learn(pod_key, |activity| {
+                    activity.computed_tokens += f64::from(dispatch.prompt_tokens);
+                }),
             }
             return None;
         }
         let output_tokens = f32_of_u64(u64::from(sample.output_tokens));
         let prompt_tokens = tokens_or(sample.prompt_tokens, dispatch.prompt_tokens);
+        if sample.status != 200 {
+            // A refusal computes nothing.
+            return None;
+        }
         let expected = dispatch.served_choice().map_or(prompt_tokens, |choice| choice.uncached_tokens);
         let computed = match sample.cached_tokens {
             Some(cached) => prompt_tokens - f32_of_u64(u64::from(cached)),
             None => expected,
         };
-        if sample.status == 200 {
-            self.ledger.learn(pod_key, |activity| {
-                activity.computed_tokens += f64::from(computed.max(0.0) + output_tokens);
-            });
-        }
+        self.ledger.learn(pod_key, |activity| {
+            activity.computed_tokens += f64::from(computed.max(0.0) + output_tokens);
+        });
         let known = f32_of_usize(blocks.len()) * dispatch.block_tokens;
         Some(self.place(&Placement {
             pod_key,
@@ -351,9 +359,14 @@ impl Router {
         let prompt_tokens = tokens_or(sample.prompt_tokens, dispatch.prompt_tokens);
         let cached_tokens = sample.cached_tokens.map(|cached| f32_of_u64(u64::from(cached)));
         if let Some(memory) = self.pods.get_mut(&choice.key) {
-            memory.hits.answered(prompt_tokens, &choice.seen, cached_tokens.is_some());
+            memory.hits.answered(prompt_tokens, &choice.seen, &choice.survival, cached_tokens.is_some());
         }
-        if let Some(cached_tokens) = cached_tokens {
+        // Where prompts were being computed, what is expected may be a twin's that was not there yet: a hit
+        // says something, a miss nothing.
+        let twins = choice.row.get(Feature::PrefillRequests) > 0.0;
+        if let Some(cached_tokens) =
+            cached_tokens.filter(|cached| !twins || *cached >= choice.seen.surviving_tokens)
+        {
             self.ledger.learn(choice.key, |activity| {
                 activity.survival.observe(&choice.survival, &choice.seen, cached_tokens);
             });
@@ -361,11 +374,12 @@ impl Router {
         if dispatch.rung == Rung::Model {
             let (ttft, tpot) = choice.corrected;
             self.ledger.learn(choice.key, |activity| {
+                let Some(residual) = activity.residual.under(dispatch.generation) else { return };
                 if let Some(ttft_ms) = sample.ttft_ms.filter(|_| sample.streamed) {
-                    activity.residual.ttft.observe(choice.prediction.ttft_ms_p50 / ttft, ttft_ms);
+                    residual.ttft.observe(choice.prediction.ttft_ms_p50 / ttft, ttft_ms);
                 }
                 if let Some(tpot_ms) = sample.tpot_ms {
-                    activity.residual.tpot.observe(choice.prediction.tpot_ms_p50 / tpot, tpot_ms);
+                    residual.tpot.observe(choice.prediction.tpot_ms_p50 / tpot, tpot_ms);
                 }
             });
         }

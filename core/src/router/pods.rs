@@ -3,6 +3,8 @@
 //! The polling VM writes the table, every worker reads it and keeps its own index by it. Pods that left are
 //! forgotten, and one that comes back under the same address starts as a new one.
 
+use hashbrown::HashMap;
+
 use super::Router;
 use crate::config::Config;
 use crate::fleet::{Fleet, Pod};
@@ -23,7 +25,7 @@ pub(super) struct PodMemory {
 
 impl Router {
     /// Takes the newest table of pods. What is known of pods that left is dropped.
-    pub fn set_fleet(&mut self, mut fleet: Fleet, now_us: u64) {
+    pub fn set_fleet(&mut self, mut fleet: Fleet) {
         fleet.keep_newer_load(&self.fleet);
         let same_pods = fleet.pods().len() == self.fleet.pods().len()
             && fleet.pods().iter().zip(self.fleet.pods()).all(|(new, old)| new.key == old.key);
@@ -34,13 +36,46 @@ impl Router {
             self.prefix.retain_pods(|key| fleet.find(key).is_some());
             self.pods.retain(|key, _| fleet.find(*key).is_some());
         }
+        self.size_caches();
+    }
+
+    /// Reads what is new on the pods' pages. To be called after [`Router::set_fleet`] and after the other workers'
+    /// ledgers were imported: what they sent would else be taken for somebody else's.
+    pub fn take_pages(&mut self, now_us: u64) {
+        let is_new = |pod: &Pod, pods: &HashMap<u64, PodMemory>| {
+            pods.get(&pod.key).zip(pod.scrape).is_some_and(|(memory, scrape)| scrape.page_us > memory.page_us)
+        };
+        if !self.fleet.pods().iter().any(|pod| is_new(pod, &self.pods)) {
+            return;
+        }
+        // Per pod: tokens that ended requests of ours caused, and those in flight.
+        let mut ours: HashMap<u64, (f64, f64)> = HashMap::new();
+        let entries = Self::live_peers(&self.peers, now_us).flat_map(|view| &view.entries);
+        for entry in self.ledger.entries().chain(entries).filter(|entry| entry.phase != Phase::Ended) {
+            // All of the prompt: the index may expect a hit where the engine finds none.
+            ours.entry(entry.pod_key).or_default().1 += f64::from(entry.prompt_tokens + entry.output_tokens);
+        }
+        // What a worker that is silent caused was computed all the same.
+        let activity =
+            self.peers.values().flat_map(|peer| peer.view.activity.iter().map(|(key, of)| (*key, of)));
+        for (key, activity) in self.ledger.activity().chain(activity) {
+            ours.entry(key).or_default().0 += activity.computed_tokens;
+        }
         for at in 0..self.fleet.pods().len() {
-            self.take_page(at, now_us);
+            let known = self.fleet.pods().get(at).and_then(|pod| ours.get(&pod.key)).copied();
+            self.take_page(at, known.unwrap_or_default());
         }
     }
 
-    /// Reads what is new of one pod.
-    fn take_page(&mut self, at: usize, now_us: u64) {
+    /// Sizes all pods' caches by the configuration in use.
+    pub(super) fn size_caches(&mut self) {
+        for at in 0..self.fleet.pods().len() {
+            self.keep_pod(at);
+        }
+    }
+
+    /// Sizes the pod's cache as it is said to be now; a pod that restarted starts anew.
+    fn keep_pod(&mut self, at: usize) {
         let Some(pod) = self.fleet.pods().get(at) else { return };
         let key = pod.key;
         let capacity = capacity(&self.config, pod);
@@ -48,37 +83,28 @@ impl Router {
         let memory = self.pods.entry(key).or_default();
         if first {
             memory.restarts = pod.restarts;
-            self.prefix.set_capacity(key, capacity);
         } else if memory.restarts != pod.restarts {
             *memory = PodMemory { restarts: pod.restarts, ..PodMemory::default() };
             self.prefix.forget(key);
-            self.prefix.set_capacity(key, capacity);
             self.ledger.forget_cache(key);
         }
+        self.prefix.set_capacity(key, capacity);
+    }
+
+    fn take_page(&mut self, at: usize, (ours, in_flight): (f64, f64)) {
+        let Some(pod) = self.fleet.pods().get(at) else { return };
+        let key = pod.key;
+        let Some(memory) = self.pods.get_mut(&key) else { return };
         let Some(scrape) = pod.scrape.filter(|scrape| scrape.page_us > memory.page_us) else { return };
         memory.page_us = scrape.page_us;
-        self.prefix.set_capacity(key, capacity);
-
-        let (mut ours, mut in_flight) = (0.0, 0.0);
-        let peers = || Self::live_peers(&self.peers, now_us);
-        let entries = self.ledger.entries().chain(peers().flat_map(|view| &view.entries));
-        for entry in entries.filter(|entry| entry.pod_key == key && entry.phase != Phase::Ended) {
-            in_flight += f64::from(entry.prefill_tokens + entry.output_tokens);
-        }
-        // What a worker that is silent caused was computed all the same.
-        let own = self.ledger.activity_of(key).into_iter();
-        let activity = own.chain(self.peers.values().filter_map(|peer| peer.view.activity_of(key)));
-        for activity in activity {
-            ours += activity.computed_tokens;
-        }
         let foreign = memory.foreign.settle(scrape.computed_tokens_total, ours, in_flight);
         self.prefix.allocate(key, foreign);
 
-        let queries = scrape.prefix_query_tokens;
-        if let Some((expected, found)) = memory.hits.counters(queries, scrape.prefix_hit_tokens) {
+        let host_hits = if scrape.host_hit_tokens.is_finite() { scrape.host_hit_tokens } else { 0.0 };
+        let hits = scrape.prefix_hit_tokens + host_hits;
+        if let Some(full) = memory.hits.counters(scrape.prefix_query_tokens, hits) {
             self.ledger.learn(key, |activity| {
-                let before = activity.survival;
-                activity.survival.observe(&before, &expected, found);
+                activity.survival.observe(&full.survival, &full.expected, full.found_tokens);
             });
         }
     }

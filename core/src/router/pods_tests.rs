@@ -22,7 +22,8 @@ fn page(computed: f64, queries: f64, hits: f64) -> Scrape {
 fn scrape(router: &mut Router, page: &Scrape, now_us: u64) {
     let mut fleet = router.fleet().clone();
     fleet.set_scrape(pod_key(A), page, now_us);
-    router.set_fleet(fleet, now_us);
+    router.set_fleet(fleet);
+    router.take_pages(now_us);
 }
 
 /// Sends a conversation of 100 blocks to A and has it answered; gives the prompt's tokens.

@@ -31,7 +31,7 @@ pub(super) fn router(incarnation: u64) -> Router {
     let mut router = Router::new(config(), incarnation);
     let mut fleet = Fleet::default();
     fleet.set_members([(A.to_owned(), true), (B.to_owned(), true)]);
-    router.set_fleet(fleet, 0);
+    router.set_fleet(fleet);
     router
 }
 
@@ -186,11 +186,11 @@ fn an_unhealthy_pod_is_no_candidate_unless_all_are() {
     let mut router = router(1);
     let mut fleet = Fleet::default();
     fleet.set_members([(A.to_owned(), false), (B.to_owned(), true)]);
-    router.set_fleet(fleet.clone(), 0);
+    router.set_fleet(fleet.clone());
     let decision = router.decide(&request(1, 8), 0).unwrap();
     assert_eq!((decision.candidates, decision.choices[0].address.as_str()), (1, B));
     fleet.set_members([(A.to_owned(), false), (B.to_owned(), false)]);
-    router.set_fleet(fleet, 0);
+    router.set_fleet(fleet);
     assert_eq!(router.decide(&request(1, 8), 0).unwrap().candidates, 2);
 }
 
@@ -205,7 +205,7 @@ fn unknown_telemetry_is_unknown_in_the_row_and_stale_telemetry_too() {
         ..Scrape::unknown(Dialect::Vllm)
     };
     fleet.set_scrape(pod_key(A), &scrape, 1_000_000);
-    router.set_fleet(fleet, 0);
+    router.set_fleet(fleet);
     let row = |router: &mut Router, now_us, pod: &str| {
         let decision = router.decide(&request(1, 8), now_us).unwrap();
         decision.choices.iter().find(|choice| choice.address == pod).unwrap().row
@@ -331,9 +331,9 @@ fn a_request_goes_to_a_pod_that_lists_its_model_and_anywhere_when_none_does() {
     let mut fleet = router.fleet().clone();
     fleet.set_served(pod_key(A), Served::list(ServedModels::new([("base", false), ("sql", true)])));
     fleet.set_served(pod_key(B), Served::list(ServedModels::new([("base", false)])));
-    router.set_fleet(fleet.clone(), 0);
+    router.set_fleet(fleet.clone());
     let mut candidates = |model: &str, fleet: &Fleet| {
-        router.set_fleet(fleet.clone(), 0);
+        router.set_fleet(fleet.clone());
         let asked = LlmRequest { model: model.to_owned(), ..request(1, 16) };
         let decision = router.decide(&asked, 0).unwrap();
         (decision.candidates, decision.choices[0].address.clone(), decision.widened)
@@ -365,7 +365,7 @@ fn a_pod_that_left_with_requests_in_hand_starts_afresh_when_it_comes_back() {
     let gone = dispatch.pod().to_owned();
     let mut fleet = router.fleet().clone();
     fleet.set_members(members.iter().filter(|(address, _)| *address != gone).cloned());
-    router.set_fleet(fleet.clone(), 0);
+    router.set_fleet(fleet.clone());
     assert_eq!(router.decide(&asked, 2_000).unwrap().candidates, 1);
     // Its answer still comes, and is a sample like any other.
     router.progress(&mut dispatch, 1, 3_000);
@@ -374,7 +374,7 @@ fn a_pod_that_left_with_requests_in_hand_starts_afresh_when_it_comes_back() {
     assert_eq!((sample.pod.as_str(), router.inflight()), (gone.as_str(), 0));
     // Nothing of it is believed of whoever has the address next.
     fleet.set_members(members);
-    router.set_fleet(fleet, 0);
+    router.set_fleet(fleet);
     let choices = router.decide(&asked, 9_000_000).unwrap().choices;
     // As bits: an unknown (NaN) equals nothing.
     let of = |address: &str| {

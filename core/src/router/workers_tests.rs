@@ -46,7 +46,7 @@ impl Envoy {
         let mut router = Router::new(config(), self.incarnations);
         let mut fleet = Fleet::default();
         fleet.set_members(PODS.map(|pod| (pod.to_owned(), true)));
-        router.set_fleet(fleet, self.now_us);
+        router.set_fleet(fleet);
         Worker { router, live: Vec::new() }
     }
 

@@ -258,7 +258,7 @@ impl Foretoken {
     fn sync(&mut self, at: usize, now_us: u64) {
         if self.workers[at].fleet_version != self.fleet_version {
             self.workers[at].fleet_version = self.fleet_version;
-            self.workers[at].router.set_fleet(self.fleet.clone(), now_us);
+            self.workers[at].router.set_fleet(self.fleet.clone());
         }
         let workers = self.options.workers.max(1);
         let first = at / workers * workers;
@@ -273,6 +273,7 @@ impl Foretoken {
                 writer.segments.get(&place).cloned()
             });
         }
+        self.workers[at].router.take_pages(now_us);
     }
 
     fn store(&mut self, at: usize, segment: Option<SegmentWrite>) {
