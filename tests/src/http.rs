@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::http::{HeaderMap, Method, Request, StatusCode};
 use anyhow::{Context, Result, bail};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -111,6 +111,51 @@ pub async fn post_json(
     let mut headers = headers.to_vec();
     headers.push(("content-type", "application/json"));
     send(Method::POST, address, path, &headers, body.to_string()).await
+}
+
+/// A stream of server-sent events that is being read. Dropping it closes its connection, as a client does that
+/// loses interest.
+#[derive(Debug)]
+pub struct EventStream {
+    /// HTTP status.
+    pub status: StatusCode,
+    body: Incoming,
+    received: Vec<u8>,
+}
+
+impl EventStream {
+    /// POSTs a JSON document, and returns when the answer's headers have come.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub async fn open(address: SocketAddr, path: &str, body: &serde_json::Value) -> Result<Self> {
+        let request = Request::post(format!("http://{address}{path}"))
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.to_string())))?;
+        let response = tokio::time::timeout(PATIENCE, client().request(request))
+            .await
+            .with_context(|| format!("http://{address}{path}: no answer for {PATIENCE:?}"))??;
+        Ok(Self { status: response.status(), body: response.into_body(), received: Vec::new() })
+    }
+
+    /// The data of the next event, once its last byte has come; `None` at the end.
+    ///
+    /// # Errors
+    /// When the connection breaks, nothing comes, or the data is not JSON.
+    pub async fn next(&mut self) -> Result<Option<serde_json::Value>> {
+        loop {
+            if let Some(end) = self.received.windows(2).position(|pair| pair == b"\n\n") {
+                let event: Vec<u8> = self.received.drain(..end + 2).collect();
+                let event = String::from_utf8_lossy(&event);
+                let data: String = event.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+                return serde_json::from_str(&data).map(Some).with_context(|| format!("not JSON: {event}"));
+            }
+            match tokio::time::timeout(PATIENCE, self.body.frame()).await.context("no event comes")? {
+                Some(frame) => self.received.extend_from_slice(frame?.data_ref().context("trailers")?),
+                None => return Ok(None),
+            }
+        }
+    }
 }
 
 /// Writes `bytes` to a connection and returns all that comes back before the other side closes or `within`

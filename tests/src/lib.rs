@@ -14,6 +14,7 @@
 //! * [`models`]: models made by hand, whose predictions are known.
 //! * [`completion`]: requests, and what the filter explains about them.
 //! * [`recorder`]: a pod that keeps what reaches it, for tests about bytes and headers.
+//! * [`stepped`]: a pod of the newer APIs that sends an event when it is told to.
 //! * [`demo`]: three phases of one workload, measured and shown.
 //! * [`wait`]: waiting for a condition, with a message that says what was seen last.
 
@@ -31,5 +32,6 @@ pub mod pods;
 pub mod process;
 pub mod recorder;
 pub mod samples;
+pub mod stepped;
 pub mod trainer;
 pub mod wait;
