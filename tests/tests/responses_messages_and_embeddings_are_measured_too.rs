@@ -1,8 +1,8 @@
 //! The responses API, Anthropic's messages and embeddings are measured as completions are: when their first and
 //! last token came, how many there were, how they ended, and what of them the next turn finds in the cache.
 //!
-//! The pod sends a token when the client has read the one before. So a time in a sample lies, without any margin,
-//! between the times that pod and client saw of it.
+//! The pod sends a token when the client has read the one before and says so. So a time in a sample lies, without
+//! any margin, between the times that pod and client saw of it.
 
 use std::time::{Duration, Instant};
 
@@ -51,11 +51,17 @@ impl Bench {
         let sent = Instant::now();
         let mut answer = EventStream::open(self.envoy.llm(), api.path(), body).await?;
         ensure!(answer.status == 200, "{}", answer.status);
+        while !opened(&answer.next().await?.context("no event that opens the answer")?) {}
+        // From here to Envoy to the pod took no longer than this. With twice that between the events, a time that
+        // is taken of the event before or after the right one falls out of its bounds.
+        let apart = 2 * sent.elapsed();
+        tokio::time::sleep(apart).await;
         self.pod.step();
         let (mut text, mut read) = (String::new(), Vec::new());
         while let Some(event) = answer.next().await? {
             if let Some((is_reasoning, part)) = part_of(&event) {
                 read.push(Instant::now());
+                tokio::time::sleep(apart).await;
                 self.pod.step();
                 if !is_reasoning {
                     text.push_str(part);
@@ -75,6 +81,11 @@ struct Turn {
     text: String,
     sample: Sample,
     served: Served,
+}
+
+/// Whether this is an event that comes before the first token, and is none.
+fn opened(event: &Value) -> bool {
+    matches!(event["type"].as_str(), Some("response.in_progress" | "ping"))
 }
 
 /// The generated text in an event, and whether it is reasoning.
