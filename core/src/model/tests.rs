@@ -53,7 +53,10 @@ fn a_ratio_that_the_trees_put_below_nothing_is_a_small_one() {
     row.set(Feature::PriorTpotMs, 10.0);
     let bytes = constants(&[("ttft_ratio_p50", 1.5), ("tpot_ratio_p50", -0.02), ("tpot_ratio_p90", 0.5)]);
     let prediction = predict(&bytes, row);
-    assert_eq!((prediction.ttft_ms_p50, prediction.tpot_ms_p50, prediction.tpot_ms_p90), (300.0, 0.01 * 10.0, 5.0));
+    assert_eq!(
+        (prediction.ttft_ms_p50, prediction.tpot_ms_p50, prediction.tpot_ms_p90),
+        (300.0, 0.01 * 10.0, 5.0)
+    );
 }
 
 #[test]
