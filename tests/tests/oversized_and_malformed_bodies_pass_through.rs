@@ -42,7 +42,7 @@ fn cases() -> Vec<Case> {
             headers: &[("content-encoding", "gzip")],
             ..post("body_encoded", vec![0x1f, 0x8b, 0x08, 0x00])
         },
-        Case { path: "/v1/embeddings", ..post("unknown_path", "{\"input\": \"x\"}") },
+        Case { path: "/v1/rerank", ..post("unknown_path", "{\"input\": \"x\"}") },
         Case { path: "/v1/../v1/tokenize?x=%00", ..post("unknown_path", "{}") },
         Case { method: ::http::Method::GET, path: "/v1/completions", ..post("method", "") },
     ]
