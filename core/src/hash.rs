@@ -3,7 +3,32 @@
 //! Shared blobs carry these hashes between VMs and survive code updates, so the function is fixed here
 //! and not taken from a crate that may change it. Not for untrusted tables: `hashbrown` keys its own.
 
+use core::hash::{BuildHasherDefault, Hasher};
+
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// A table by pod key or by a number that counts up: every decision looks into several for every pod, and
+/// `hashbrown`'s own hash, which withstands hostile keys, needs 128-bit products that wasm has not. These keys
+/// come from the operator's endpoints and from this VM's own counters. Iterated in the same order in every run.
+pub type KeyMap<V> = hashbrown::HashMap<u64, V, BuildHasherDefault<KeyHasher>>;
+
+/// The hash of [`KeyMap`]: one multiplication.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = chain(self.0, bytes);
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = (self.0 ^ key).wrapping_mul(MULTIPLIER);
+    }
+}
 
 /// Folds a 128-bit product to 64 bits: the mixing step of the wyhash family.
 #[cfg(not(target_arch = "wasm32"))]

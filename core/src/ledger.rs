@@ -8,10 +8,10 @@
 //! Every request leaves exactly once, whatever ends it. Requests that ended stay visible for a moment, so
 //! that a scrape taken before their end is not read as somebody else's traffic.
 
-use hashbrown::HashMap;
 use std::collections::VecDeque;
 
 use crate::codec::{Reader, Writer};
+use crate::hash::KeyMap;
 use crate::health::PodHealth;
 use crate::lengths::OutputLengths;
 use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64};
@@ -150,9 +150,9 @@ pub struct LedgerView {
 /// This worker's own ledger.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    entries: HashMap<u64, Entry>,
+    entries: KeyMap<Entry>,
     ended: VecDeque<Entry>,
-    activity: HashMap<u64, Activity>,
+    activity: KeyMap<Activity>,
     /// Output lengths seen by this worker.
     pub lengths: OutputLengths,
     version: u64,

@@ -4,8 +4,7 @@
 //! telemetry overlap: what was sent before a pod's last scrape is in both. So the table also counts, per
 //! pod, what that scrape must have seen of us; the rest of the scrape is foreign traffic.
 
-use hashbrown::HashMap;
-
+use crate::hash::KeyMap;
 use crate::health::Standing;
 use crate::ledger::{Activity, Entry, Phase};
 use crate::num::ms_between;
@@ -72,7 +71,9 @@ fn still_counts(behind_us: u64) -> f32 {
 /// Adds ledgers up.
 #[derive(Debug, Default)]
 pub struct LoadTable {
-    index: HashMap<u64, usize>,
+    /// Where each pod's slot is; stands while the pods stay the same.
+    index: KeyMap<usize>,
+    keys: Vec<u64>,
     slots: Vec<Slot>,
     /// The oldest of the pods' last scrapes: what ended before it is in none of them.
     oldest_scrape_us: Option<u64>,
@@ -81,14 +82,23 @@ pub struct LoadTable {
 impl LoadTable {
     /// Starts a table for these pods: key and time of the last scrape, in the order of the candidates.
     pub fn start(&mut self, pods: impl Iterator<Item = (u64, Option<u64>)>) {
-        self.index.clear();
         self.slots.clear();
         self.oldest_scrape_us = None;
+        let mut same_pods = true;
         for (key, scraped_us) in pods {
             self.oldest_scrape_us = [self.oldest_scrape_us, scraped_us].into_iter().flatten().min();
-            self.index.insert(key, self.slots.len());
+            if self.keys.get(self.slots.len()) != Some(&key) {
+                same_pods = false;
+                self.keys.truncate(self.slots.len());
+                self.keys.push(key);
+            }
             let load = PodLoad { survival: Survival::belief(), ..PodLoad::default() };
             self.slots.push(Slot { load, scraped_us, ..Slot::default() });
+        }
+        if !same_pods || self.keys.len() != self.slots.len() {
+            self.keys.truncate(self.slots.len());
+            self.index.clear();
+            self.index.extend(self.keys.iter().copied().zip(0..));
         }
     }
 

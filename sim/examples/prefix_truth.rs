@@ -188,7 +188,7 @@ fn main() {
         ..Profile::built_in("h100").unwrap()
     };
     let options = ForetokenOptions {
-        list_all: true,
+        shown: 1,
         workers: args.workers,
         mute_cached_tokens: args.mute,
         seed: args.seed,

@@ -24,8 +24,9 @@ pub mod survival;
 #[cfg(test)]
 mod tests;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
+use crate::hash::KeyMap;
 use crate::num::{f32_of_f64, f32_of_u64, f32_of_usize, f64_of_u64};
 use crate::placements::Placement;
 use arena::{Arena, Key, NONE, Node};
@@ -54,7 +55,7 @@ const DROP_AT_ONCE: u32 = 64;
 /// The index over all pods.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    pods: HashMap<u64, PodCache>,
+    pods: KeyMap<PodCache>,
     /// Numbers of the pods, in keys.
     numbers: HashSet<u16>,
     arena: Arena,
@@ -75,7 +76,7 @@ impl PrefixIndex {
     #[must_use]
     pub fn new(max_blocks: u32) -> Self {
         Self {
-            pods: HashMap::new(),
+            pods: KeyMap::default(),
             numbers: HashSet::new(),
             arena: Arena::new(max_blocks),
             max_blocks: max_blocks.min(MOST_BLOCKS),

@@ -80,7 +80,8 @@ pub struct Decision {
     pub model_key: u64,
 }
 
-struct Candidate {
+#[derive(Debug)]
+pub(super) struct Candidate {
     at: usize,
     load: PodLoad,
     speed: PodSpeed,
@@ -141,7 +142,11 @@ impl Router {
             Rung::Model | Rung::Prior => costs.iter().map(|cost| cost.total_ms(policy)).collect(),
         };
         let tie_share = policy.tie_share;
-        let count = usize::try_from(self.config.pick.count).unwrap_or(1).max(1);
+        let count = if self.lists_all {
+            candidates.len()
+        } else {
+            usize::try_from(self.config.pick.count).unwrap_or(1).max(1)
+        };
         let ranked = order(&totals, tie_share, self.next_random());
         let choice = |at: usize| -> Option<Choice> {
             let (candidate, total_ms) = (candidates.get(at)?, *totals.get(at)?);
@@ -176,10 +181,12 @@ impl Router {
             (Some(model), Rung::Model) => (Arc::from(model.card().model_id.as_str()), self.generation),
             _ => (Arc::from(""), 0),
         };
+        let count = candidates.len();
+        self.scratch.candidates = candidates;
         Ok(Decision {
             choices,
             runner_up,
-            candidates: candidates.len(),
+            candidates: count,
             rung,
             reason,
             widened,
@@ -223,7 +230,9 @@ impl Router {
                 table.add_activity(*key, activity, now_us);
             }
         }
-        let loads: Vec<PodLoad> = table.finish(now_us).copied().collect();
+        let mut loads = core::mem::take(&mut self.scratch.loads);
+        loads.clear();
+        loads.extend(table.finish(now_us).copied());
         let pods = self.fleet.pods();
         self.scratch.typical.refresh(pods, &loads, now_us);
         let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
@@ -241,11 +250,11 @@ impl Router {
             none_is_well.then_some(Reason::NoneHealthy)
         };
         let mut guess = 1;
-        let candidates = self
+        let found = self
             .fleet
             .pods()
             .iter()
-            .zip(loads)
+            .zip(loads.iter().copied())
             .enumerate()
             .filter(|(_, (pod, load))| fits(pod) && (none_is_well || is_well(pod, load)))
             .map(|(at, (pod, load))| {
@@ -273,8 +282,11 @@ impl Router {
                     uncached_tokens,
                     seen,
                 }
-            })
-            .collect();
+            });
+        let mut candidates = core::mem::take(&mut self.scratch.candidates);
+        candidates.clear();
+        candidates.extend(found);
+        self.scratch.loads = loads;
         (candidates, widened)
     }
 

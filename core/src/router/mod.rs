@@ -30,14 +30,15 @@ use crate::codec::Writer;
 use crate::config::Config;
 use crate::features::Row;
 use crate::fleet::Fleet;
-use crate::hash::pod_key;
+use crate::hash::{KeyMap, pod_key};
 use crate::ledger::{Ledger, LedgerView};
-use crate::load::LoadTable;
+use crate::load::{LoadTable, PodLoad};
 use crate::model::{Model, Prediction};
 use crate::placements::{LogReader, PlacementLog};
 use crate::prefix::PrefixIndex;
 use crate::request::tokens::TokenEstimator;
 use crate::telemetry::LoadReport;
+use decide::Candidate;
 use pods::PodMemory;
 use typical::TypicalSpeeds;
 
@@ -58,6 +59,8 @@ struct Peer {
 struct Scratch {
     table: LoadTable,
     typical: TypicalSpeeds,
+    loads: Vec<PodLoad>,
+    candidates: Vec<Candidate>,
     rows: Vec<Row>,
     predictions: Vec<Prediction>,
 }
@@ -73,12 +76,13 @@ pub struct Router {
     ledger: Ledger,
     peers: HashMap<u32, Peer>,
     fleet: Fleet,
-    pods: HashMap<u64, PodMemory>,
+    pods: KeyMap<PodMemory>,
     prefix: PrefixIndex,
     log: PlacementLog,
     tokens: TokenEstimator,
     model: Option<Arc<Model>>,
     generation: u64,
+    lists_all: bool,
     scratch: Scratch,
 }
 
@@ -96,12 +100,13 @@ impl Router {
             ledger: Ledger::default(),
             peers: HashMap::new(),
             fleet: Fleet::default(),
-            pods: HashMap::new(),
+            pods: KeyMap::default(),
             prefix: PrefixIndex::new(max_blocks),
             log: PlacementLog::new(incarnation),
             tokens: TokenEstimator::default(),
             model: None,
             generation: 0,
+            lists_all: false,
             scratch: Scratch::default(),
         }
     }
@@ -111,6 +116,12 @@ impl Router {
         self.prefix.set_max_blocks(config.prefix.max_blocks);
         self.config = config;
         self.size_caches();
+    }
+
+    /// Whether decisions list every candidate from now on, not just the best `pick.count`: for whoever judges
+    /// predictions between pods.
+    pub fn set_lists_all(&mut self, lists_all: bool) {
+        self.lists_all = lists_all;
     }
 
     /// Routes by this model from now on.

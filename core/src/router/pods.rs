@@ -3,12 +3,11 @@
 //! The polling VM writes the table, every worker reads it and keeps its own index by it. Pods that left are
 //! forgotten, and one that comes back under the same address starts as a new one.
 
-use hashbrown::HashMap;
-
 use super::Router;
 use crate::config::Config;
 use crate::fleet::{Fleet, Pod};
 use crate::foreign::ForeignTokens;
+use crate::hash::KeyMap;
 use crate::ledger::Phase;
 use crate::num::{f32_of_u64, u64_of_f64};
 use crate::prefix::{Capacity, HitWindow};
@@ -29,41 +28,57 @@ impl Router {
         fleet.keep_newer_load(&self.fleet);
         let same_pods = fleet.pods().len() == self.fleet.pods().len()
             && fleet.pods().iter().zip(self.fleet.pods()).all(|(new, old)| new.key == old.key);
-        self.fleet = fleet;
+        let old = core::mem::replace(&mut self.fleet, fleet);
         if !same_pods {
             let fleet = &self.fleet;
             self.ledger.retain_pods(|key| fleet.find(key).is_some());
             self.prefix.retain_pods(|key| fleet.find(key).is_some());
             self.pods.retain(|key, _| fleet.find(*key).is_some());
+            self.size_caches();
+            return;
         }
-        self.size_caches();
+        // A table comes with every page of every pod, and says most often nothing new of caches.
+        for at in 0..self.fleet.pods().len() {
+            let is_known = self.fleet.pods().get(at).zip(old.pods().get(at)).is_some_and(|(new, old)| {
+                new.restarts == old.restarts && capacity(&self.config, new) == capacity(&self.config, old)
+            });
+            if !is_known {
+                self.keep_pod(at);
+            }
+        }
     }
 
     /// Reads what is new on the pods' pages. To be called after [`Router::set_fleet`] and after the other workers'
     /// ledgers were imported: what they sent would else be taken for somebody else's.
     pub fn take_pages(&mut self, now_us: u64) {
-        let is_new = |pod: &Pod, pods: &HashMap<u64, PodMemory>| {
-            pods.get(&pod.key).zip(pod.scrape).is_some_and(|(memory, scrape)| scrape.page_us > memory.page_us)
-        };
-        if !self.fleet.pods().iter().any(|pod| is_new(pod, &self.pods)) {
+        // Per pod with a new page: tokens that ended requests of ours caused, and those in flight.
+        let mut ours: KeyMap<(f64, f64)> = KeyMap::default();
+        let pages = self.fleet.pods().iter().filter_map(|pod| Some((pod.key, pod.scrape?.page_us)));
+        ours.extend(pages.filter_map(|(key, page_us)| {
+            (page_us > self.pods.get(&key)?.page_us).then_some((key, (0.0, 0.0)))
+        }));
+        if ours.is_empty() {
             return;
         }
-        // Per pod: tokens that ended requests of ours caused, and those in flight.
-        let mut ours: HashMap<u64, (f64, f64)> = HashMap::new();
         let entries = Self::live_peers(&self.peers, now_us).flat_map(|view| &view.entries);
         for entry in self.ledger.entries().chain(entries).filter(|entry| entry.phase != Phase::Ended) {
             // All of the prompt: the index may expect a hit where the engine finds none.
-            ours.entry(entry.pod_key).or_default().1 += f64::from(entry.prompt_tokens + entry.output_tokens);
+            if let Some(ours) = ours.get_mut(&entry.pod_key) {
+                ours.1 += f64::from(entry.prompt_tokens + entry.output_tokens);
+            }
         }
         // What a worker that is silent caused was computed all the same.
         let activity =
             self.peers.values().flat_map(|peer| peer.view.activity.iter().map(|(key, of)| (*key, of)));
         for (key, activity) in self.ledger.activity().chain(activity) {
-            ours.entry(key).or_default().0 += activity.computed_tokens;
+            if let Some(ours) = ours.get_mut(&key) {
+                ours.0 += activity.computed_tokens;
+            }
         }
         for at in 0..self.fleet.pods().len() {
-            let known = self.fleet.pods().get(at).and_then(|pod| ours.get(&pod.key)).copied();
-            self.take_page(at, known.unwrap_or_default());
+            if let Some(known) = self.fleet.pods().get(at).and_then(|pod| ours.get(&pod.key)).copied() {
+                self.take_page(at, known);
+            }
         }
     }
 

@@ -53,10 +53,19 @@ pub fn sustained_rate(
     let Some(first) = profiles.first() else { return Ok(0.0) };
     let bound_ms = idle_p90_ms(traffic, first, seed) + BEARABLE_MS;
     let holds = |rate: f64| -> Result<bool, CellError> {
-        let spec =
-            CellSpec { traffic, load: 1.0, rate, requests, pods, pool, policy: policy.to_owned(), seed };
+        let spec = CellSpec {
+            traffic,
+            load: 1.0,
+            rate,
+            requests,
+            pods,
+            pool,
+            policy: policy.to_owned(),
+            seed,
+            judged: 0,
+        };
         let (mut ours, mut other);
-        let policy = match make(policy, pods, seed, models, false)? {
+        let policy = match make(policy, pods, seed, models, 0)? {
             Made::Foretoken(made) => {
                 ours = made;
                 &mut *ours as &mut dyn crate::virtual_time::Policy

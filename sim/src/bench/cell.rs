@@ -14,7 +14,7 @@ const HEAD: f64 = 0.25;
 /// …and the pool runs dry.
 const TAIL: f64 = 0.05;
 /// Every which decision is judged.
-const JUDGED: u64 = 20;
+pub const JUDGED: u64 = 20;
 
 /// Why a cell has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,8 @@ pub struct CellSpec<'a> {
     pub policy: String,
     /// The seed of everything.
     pub seed: u64,
+    /// Every which of foretoken's decisions is judged; 0: none.
+    pub judged: u64,
 }
 
 /// Figures of one run. TPOT excludes the first token.
@@ -116,9 +118,8 @@ pub fn simulate(
 /// # Errors
 /// [`CellError`].
 pub fn run_cell(spec: &CellSpec<'_>, models: &Models) -> Result<Cell, CellError> {
-    let mut judge = Judge::new(JUDGED);
-    let judged = spec.policy.starts_with(super::policies::FORETOKEN);
-    let (run, remarks, fit_refused) = match make(&spec.policy, spec.pods, spec.seed, models, judged)? {
+    let mut judge = Judge::default();
+    let (run, remarks, fit_refused) = match make(&spec.policy, spec.pods, spec.seed, models, spec.judged)? {
         Made::Foretoken(mut policy) => {
             let run = simulate(spec, &mut *policy, &mut judge, usize::MAX)?;
             (run, policy.remarks(), policy.refusal().map(str::to_owned))
@@ -155,7 +156,7 @@ pub fn run_cell(spec: &CellSpec<'_>, models: &Models) -> Result<Cell, CellError>
         busiest_pod: figures.busiest_pod,
         by_model: remark("decided_by_model") / remark("decisions").max(1.0),
         fit_refused,
-        verdict: judged.then(|| judge.verdict()),
+        verdict: Some(judge.verdict()).filter(|verdict| verdict.decisions > 0),
         ttft_curve_ms,
     })
 }

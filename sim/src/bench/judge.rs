@@ -16,11 +16,9 @@ use crate::virtual_time::{Ask, Observer, Pick};
 /// Pods whose true times differ by less are not told apart.
 const SAME: f64 = 0.02;
 
-/// Looks at every `every`th decision.
-#[derive(Debug)]
+/// Looks at every decision that it is shown.
+#[derive(Debug, Default)]
 pub struct Judge {
-    every: u64,
-    seen: u64,
     forecast: Forecast,
     regrets_ms: Vec<f64>,
     /// Predicted TTFT and TPOT on the pod that was picked.
@@ -53,23 +51,6 @@ pub struct Verdict {
 }
 
 impl Judge {
-    /// Looks at every `every`th decision.
-    #[must_use]
-    pub fn new(every: u64) -> Self {
-        Self {
-            every: every.max(1),
-            seen: 0,
-            forecast: Forecast::default(),
-            regrets_ms: Vec::new(),
-            promised: HashMap::new(),
-            ttft_errors: Vec::new(),
-            tpot_errors: Vec::new(),
-            ttft_pairs: (0, 0),
-            e2e_pairs: (0, 0),
-            cached_errors: Vec::new(),
-        }
-    }
-
     /// What was found.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
@@ -108,10 +89,6 @@ fn count_pairs(judged: &[Judged], of: fn(&Judged) -> (f64, f64), pairs: &mut (u6
 impl Observer for Judge {
     fn decided(&mut self, ask: &Ask<'_>, pick: &Pick) {
         let Some(decision) = &pick.decision else { return };
-        self.seen += 1;
-        if !self.seen.is_multiple_of(self.every) {
-            return;
-        }
         let mut judged = Vec::with_capacity(decision.choices.len());
         for pod in ask.pods.up() {
             let address = address(pod);

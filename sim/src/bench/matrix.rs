@@ -7,7 +7,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::sustained_rate;
-use super::cell::{Cell, CellError, CellSpec, run_cell};
+use super::cell::{Cell, CellError, CellSpec, JUDGED, run_cell};
+use super::large;
 use super::policies::{ABLATIONS, FORETOKEN, Models};
 use super::pool::Pool;
 use super::summary::Summary;
@@ -38,6 +39,8 @@ pub struct Matrix {
     pub requests: f64,
     /// A fixed rate a pod instead of shares of the sustained one.
     pub rate_per_pod: Option<f64>,
+    /// Pods and requests of the large run; without it, none.
+    pub large: Option<(usize, usize)>,
     /// Runs at once.
     pub threads: usize,
 }
@@ -55,6 +58,12 @@ pub struct Rate {
     pub policy: String,
     /// Requests a second.
     pub rate: f64,
+}
+
+/// What a thread takes on.
+enum Job<'a> {
+    Cell(CellSpec<'a>),
+    Large { pods: usize, requests: usize },
 }
 
 /// All figures.
@@ -88,6 +97,7 @@ impl Matrix {
             seeds: if quick { vec![1] } else { vec![1, 2, 3] },
             requests: if quick { 0.5 } else { 1.0 },
             rate_per_pod: None,
+            large: (!quick).then_some((large::PODS, large::REQUESTS)),
             threads: std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
         }
     }
@@ -100,8 +110,22 @@ impl Matrix {
         let start = Instant::now();
         let rates = if self.rate_per_pod.is_some() { Vec::new() } else { self.rates(models, tick)? };
         let specs = self.specs(&rates);
-        let cells = parallel(self.threads, &specs, tick, |spec| run_cell(spec, models))?;
-        let summary = Summary::of(&cells, &rates);
+        // The large run takes minutes, so it begins first.
+        let large = self.large.map(|(pods, requests)| Job::Large { pods, requests });
+        let jobs: Vec<Job<'_>> = large.into_iter().chain(specs.into_iter().map(Job::Cell)).collect();
+        let work = |job: &Job<'_>| -> Result<(Cell, Option<f64>), CellError> {
+            match job {
+                Job::Cell(spec) => Ok((run_cell(spec, models)?, None)),
+                Job::Large { pods, requests } => {
+                    let (cell, wall_s) = large::run(models, *pods, *requests)?;
+                    Ok((cell, Some(wall_s)))
+                }
+            }
+        };
+        let done = parallel(self.threads, &jobs, tick, work)?;
+        let large_s = done.iter().find_map(|(_, wall_s)| *wall_s);
+        let cells: Vec<Cell> = done.into_iter().map(|(cell, _)| cell).collect();
+        let summary = Summary { million_requests_s: large_s, ..Summary::of(&cells, &rates) };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Report { version, cells, rates, summary, wall_s: start.elapsed().as_secs_f64() })
     }
@@ -154,6 +178,7 @@ impl Matrix {
                         pool,
                         policy: policy.clone(),
                         seed,
+                        judged: JUDGED,
                     };
                     for &seed in &self.seeds {
                         for &load in &self.loads {

@@ -2,6 +2,7 @@
 //!
 //! * [`traffic`]: what is sent. [`pool`]: to what. [`policies`]: by whom, ablations included.
 //! * [`cell`]: one run. [`capacity`]: what load 1 is. [`matrix`]: all of them, on all cores.
+//! * [`large`]: a million requests on 256 pods.
 //! * [`judge`]: predictions against what would have been on each pod. [`fit`]: models as the trainer makes them.
 //! * [`summary`]: the ratios that are claimed. [`html`]: one page of it.
 //!
@@ -12,6 +13,7 @@ pub mod cell;
 pub mod fit;
 pub mod html;
 pub mod judge;
+pub mod large;
 pub mod matrix;
 pub mod policies;
 pub mod pool;

@@ -82,20 +82,14 @@ pub enum Made {
     Other(Box<dyn Policy>),
 }
 
-/// Makes the policy of this name for a pool of `pods`.
+/// Makes the policy of this name for a pool of `pods`. Of foretoken's decisions every `shown`th is shown to observers.
 ///
 /// # Errors
 /// [`PolicyError`].
-pub fn make(
-    name: &str,
-    pods: usize,
-    seed: u64,
-    models: &Models,
-    list_all: bool,
-) -> Result<Made, PolicyError> {
+pub fn make(name: &str, pods: usize, seed: u64, models: &Models, shown: u64) -> Result<Made, PolicyError> {
     if let Some(mut options) = foretoken_options(name, seed, &models.config) {
         let trained = !name.ends_with("-untrained");
-        options.list_all = list_all;
+        options.shown = shown;
         options.model = models.start.clone().filter(|_| trained);
         options.refit = Refit::default();
         let fit = models.trainer.clone().filter(|_| trained).map(|trainer| Box::new(trainer) as Box<dyn Fit>);

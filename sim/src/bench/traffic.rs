@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::virtual_time::Workload;
 use crate::virtual_time::workload::Listed;
-use crate::workloads::{Shape, Synthetic, TraceError, TraceOptions, TraceRow, arrivals, read_file};
+use crate::workloads::{SHAPES, Shape, Synthetic, TraceError, TraceOptions, TraceRow, arrivals, read_file};
 
 /// Where requests come from.
 #[derive(Debug, Clone)]
@@ -51,37 +51,44 @@ const TRACES: [(&str, &str, u32, Shape); 3] = [
 /// # Errors
 /// [`TraceError`] when a trace is there and cannot be read.
 pub fn all(traces: Option<&Path>) -> Result<Vec<Traffic>, TraceError> {
-    let plain = |name: &str, source, kv_tokens, requests_per_pod, pod_rate| Traffic {
-        name: name.to_owned(),
-        source,
-        kv_tokens,
-        max_batched_tokens: 2048,
-        requests_per_pod,
-        pod_rate,
-    };
-    let mut all = vec![
-        plain("churn", Source::Synthetic(Shape::Churn), 400_000, 600, 1.05),
-        Traffic {
-            max_batched_tokens: 8192,
-            ..plain("multi-turn", Source::Synthetic(Shape::MultiTurn), 1_400_000, 500, 0.2)
-        },
-    ];
+    let mut all = vec![synthetic(Shape::Churn), synthetic(Shape::MultiTurn)];
     for (name, file, scale, shape) in TRACES {
         let path = traces.map(|folder| folder.join(file)).filter(|path| path.is_file());
-        let (name, source) = match path {
-            Some(path) => (name.to_owned(), Source::Trace { rows: Arc::new(read_file(&path)?), scale }),
-            None => (format!("{name}-like"), Source::Synthetic(shape)),
-        };
-        let (kv_tokens, requests, rate) = match shape {
-            Shape::MooncakeLike => (128_000, 1500, 10.0),
-            Shape::CodeLike => (400_000, 1000, 1.9),
-            _ => (400_000, 1200, 5.1),
-        };
-        all.push(plain(&name, source, kv_tokens, requests, rate));
+        all.push(match path {
+            Some(path) => Traffic {
+                name: name.to_owned(),
+                source: Source::Trace { rows: Arc::new(read_file(&path)?), scale },
+                ..synthetic(shape)
+            },
+            None => synthetic(shape),
+        });
     }
-    all.push(plain("document-burst", Source::Synthetic(Shape::DocumentBurst), 400_000, 1000, 4.5));
-    all.push(plain("slo-mix", Source::Synthetic(Shape::SloMix), 400_000, 1000, 3.0));
+    all.extend([synthetic(Shape::DocumentBurst), synthetic(Shape::SloMix)]);
     Ok(all)
+}
+
+/// A generator's traffic, with the pods that it is meant for.
+#[must_use]
+pub fn synthetic(shape: Shape) -> Traffic {
+    let (kv_tokens, requests_per_pod, pod_rate) = match shape {
+        Shape::Churn => (400_000, 600, 1.05),
+        Shape::MultiTurn => (1_400_000, 500, 0.2),
+        Shape::MooncakeLike => (128_000, 1500, 10.0),
+        Shape::CodeLike => (400_000, 1000, 1.9),
+        Shape::ChatLike => (400_000, 1200, 5.1),
+        Shape::DocumentBurst => (400_000, 1000, 4.5),
+        Shape::SloMix => (400_000, 1000, 3.0),
+    };
+    let trace = TRACES.iter().find(|(.., of)| *of == shape).map(|(name, ..)| format!("{name}-like"));
+    let own = || SHAPES.iter().find(|(_, of)| *of == shape).map(|(name, _)| (*name).to_owned());
+    Traffic {
+        name: trace.or_else(own).unwrap_or_default(),
+        source: Source::Synthetic(shape),
+        kv_tokens,
+        max_batched_tokens: if shape == Shape::MultiTurn { 8192 } else { 2048 },
+        requests_per_pod,
+        pod_rate,
+    }
 }
 
 impl Traffic {

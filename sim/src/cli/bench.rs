@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[command(after_help = "Examples:\n  \
     foretoken-sim bench --quick --json bench.json --html bench.html\n  \
     foretoken-sim bench --traces ../shared/traces --json bench.json\n  \
+    foretoken-sim bench --million --json million.json\n  \
     foretoken-sim bench --workload churn --pods 8 --load 0.8 --policy foretoken --policy gie-default\n\n\
     Without --trainer (and none beside this program) foretoken runs untrained, on its prior.")]
 pub(crate) struct Args {
@@ -63,6 +64,9 @@ pub(crate) struct Args {
     /// Fields of the filter's configuration laid over its defaults, as JSON.
     #[arg(long, value_name = "JSON", default_value = "{}")]
     config: String,
+    /// Only the large run: 256 pods, a million requests, foretoken alone.
+    #[arg(long, conflicts_with_all = ["quick", "workload", "policy"])]
+    million: bool,
     /// Runs at once.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -104,6 +108,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if !args.seed.is_empty() {
         matrix.seeds.clone_from(&args.seed);
+    }
+    if args.million {
+        matrix.traffic.clear();
+    } else if !(args.workload.is_empty() && args.policy.is_empty()) {
+        matrix.large = None;
     }
     matrix.requests = args.requests.unwrap_or(matrix.requests);
     matrix.rate_per_pod = args.rate_per_pod;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use foretoken_sim::bench::cell::{Cell, CellSpec, run_cell};
+use foretoken_sim::bench::cell::{Cell, CellSpec, JUDGED, run_cell};
 use foretoken_sim::bench::fit::Trainer;
 use foretoken_sim::bench::policies::Models;
 use foretoken_sim::bench::pool::Pool;
@@ -92,6 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             pool: if args.pool == "mixed" { Pool::Mixed } else { Pool::Equal },
             policy,
             seed: 1,
+            judged: JUDGED,
         };
         cells.push(run_cell(&spec, &models)?);
     }

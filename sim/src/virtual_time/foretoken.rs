@@ -69,8 +69,8 @@ pub struct ForetokenOptions {
     pub scraped: bool,
     /// Fields of the filter's configuration (`docs/configuration.md`), laid over its defaults.
     pub config: serde_json::Value,
-    /// Whether a decision lists every candidate, for observers; else as many as `pick.count` says.
-    pub list_all: bool,
+    /// Every which decision an observer gets to see, with all its candidates; 0: none.
+    pub shown: u64,
     /// Whether answers hide how many prompt tokens were cached, as vLLM's do unless it is told otherwise.
     pub mute_cached_tokens: bool,
     /// The model to begin with.
@@ -90,7 +90,7 @@ impl Default for ForetokenOptions {
             scrape_interval_ms: 200,
             scraped: true,
             config: serde_json::json!({}),
-            list_all: false,
+            shown: 0,
             mute_cached_tokens: false,
             model: None,
             refit: Refit::default(),
@@ -111,7 +111,8 @@ struct Worker {
 
 struct Held {
     dispatch: Option<Dispatch>,
-    decision: Box<Decision>,
+    /// Until it is dispatched.
+    decision: Option<Box<Decision>>,
     request: LlmRequest,
     worker: usize,
     output_tokens: u32,
@@ -182,11 +183,7 @@ impl Foretoken {
             "telemetry": {"interval_ms": options.scrape_interval_ms},
         });
         merge(&mut json, &options.config);
-        let mut config = Config::from_json(json.to_string().as_bytes())?;
-        if options.list_all {
-            config.pick.count = config.pick.count.max(pods as u32);
-        }
-        let config = Arc::new(config);
+        let config = Arc::new(Config::from_json(json.to_string().as_bytes())?);
         let workers = (0..(options.workers * options.envoys).max(1) as u64)
             .map(|at| {
                 // Any number but 0, and another one for each worker.
@@ -358,44 +355,49 @@ impl Policy for Foretoken {
         self.sync(worker, ask.now_us);
         let request = llm_request(ask);
         self.decisions += 1;
-        let Ok(decision) = self.workers[worker].router.decide(&request, ask.now_us) else {
+        let is_shown = self.options.shown > 0 && self.decisions.is_multiple_of(self.options.shown);
+        let router = &mut self.workers[worker].router;
+        router.set_lists_all(is_shown);
+        let Ok(mut decision) = router.decide(&request, ask.now_us) else {
             self.refused += 1;
             return Pick::default();
         };
         self.by_model += u64::from(decision.rung == foretoken_core::fallback::Rung::Model);
+        let shown = is_shown.then(|| Box::new(decision.clone()));
+        // The filter knows no more of a decision than this, shown or not.
+        decision.choices.truncate((self.config.pick.count as usize).max(1));
         let pods = decision.choices.iter().filter_map(|choice| self.pod_of(&choice.address)).collect();
-        let decision = Box::new(decision);
         self.held.insert(
             ask.id,
             Held {
                 dispatch: None,
-                decision: decision.clone(),
+                decision: Some(Box::new(decision)),
                 answer: ask.request.blocks[request.prompt.blocks.len()..].to_vec(),
                 request,
                 worker,
                 output_tokens: 0,
             },
         );
-        Pick { pods, decision: Some(decision) }
+        Pick { pods, decision: shown }
     }
 
     fn sent(&mut self, ask: &Ask<'_>, pod: usize, attempts: u32) {
         let Some(held) = self.held.get_mut(&ask.id) else { return };
         let (worker, now_us) = (held.worker, ask.now_us);
         let router = &mut self.workers[worker].router;
-        let mut segment = None;
-        let dispatch = match &mut held.dispatch {
-            Some(dispatch) => dispatch,
-            empty => {
-                let (dispatch, placed) = router.dispatch(&held.decision, &held.request, now_us, now_us);
-                segment = placed;
-                empty.insert(dispatch)
-            }
+        if let Some(decision) = held.decision.take() {
+            let (dispatch, segment) = router.dispatch(&decision, &held.request, now_us, now_us);
+            held.dispatch = Some(dispatch);
+            self.store(worker, segment);
+        }
+        let Some(dispatch) = self.held.get_mut(&ask.id).and_then(|held| held.dispatch.as_mut()) else {
+            return;
         };
         if attempts > 1 {
-            router.served_by(dispatch, &self.addresses[pod], now_us);
+            let router = &mut self.workers[worker].router;
+            let segment = router.served_by(dispatch, &self.addresses[pod], now_us);
+            self.store(worker, segment);
         }
-        self.store(worker, segment);
     }
 
     fn token(&mut self, token: &Token, now_us: u64) {

@@ -25,7 +25,8 @@ pub struct Ask<'a> {
 pub struct Pick {
     /// Pods, best first. When the first has gone, the next is tried. Empty: the request is refused.
     pub pods: Vec<usize>,
-    /// How it came about, where the router is foretoken's.
+    /// How it came about, where the router is foretoken's and shows this one
+    /// ([`super::ForetokenOptions::shown`]).
     pub decision: Option<Box<Decision>>,
 }
 

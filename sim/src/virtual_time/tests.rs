@@ -51,7 +51,7 @@ fn run(policy: &mut dyn Policy, pods: usize, arrivals: Vec<Arrival>) -> Run {
 }
 
 fn foretoken(pods: usize, workers: usize) -> Foretoken {
-    let options = ForetokenOptions { workers, list_all: true, ..ForetokenOptions::default() };
+    let options = ForetokenOptions { workers, shown: 1, ..ForetokenOptions::default() };
     Foretoken::new(pods, options, None).unwrap()
 }
 

@@ -8,5 +8,5 @@ pub mod synthetic;
 pub mod trace;
 
 pub use formats::{Format, TraceError, read_file, read_trace};
-pub use synthetic::{Shape, Synthetic};
+pub use synthetic::{SHAPES, Shape, Synthetic};
 pub use trace::{TraceOptions, TraceRow, arrivals};
