@@ -8,7 +8,7 @@ use foretoken_core::model::ensemble::Ensemble;
 use foretoken_core::model::onnx::write;
 use thiserror::Error;
 
-use crate::convert::{ConvertError, Converted, convert};
+use crate::convert::{ConvertError, Converted, Rounds, convert};
 use crate::xgb::{self, Booster, XgbError};
 
 /// Why boosters cannot become a model.
@@ -25,6 +25,9 @@ pub enum ExportError {
     /// XGBoost could not save it.
     #[error(transparent)]
     Xgb(#[from] XgbError),
+    /// Names that do not fit the booster or the contract.
+    #[error("{0}")]
+    Names(String),
     /// The number of outputs and of quantiles differ.
     #[error(
         "{target}: the booster has {outputs} outputs, but the quantiles are {quantiles:?}; outputs must be the median, the 90th percentile, or both in this order"
@@ -80,6 +83,26 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// How a booster's outputs are named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Names {
+    /// By the quantiles that it was fitted to; a lone output without one is the median.
+    Quantiles(Target, Unit),
+    /// One by one; `None` leaves an output out.
+    Each(Vec<Option<Output>>),
+}
+
+/// A booster to become a model, or a part of one.
+#[derive(Debug)]
+pub struct Source<'a> {
+    /// The booster.
+    pub booster: &'a Booster,
+    /// What its outputs are.
+    pub names: Names,
+    /// Which rounds count.
+    pub rounds: Rounds,
+}
+
 /// One booster and the outputs that it makes, in its order.
 #[derive(Debug)]
 pub struct Part<'a> {
@@ -87,6 +110,10 @@ pub struct Part<'a> {
     pub booster: &'a Booster,
     /// Its outputs.
     pub outputs: Vec<Output>,
+    /// Which of the booster's predictions each output is.
+    pub places: Vec<usize>,
+    /// Column of the row for each feature of the booster.
+    pub columns: Vec<usize>,
 }
 
 /// Word for a target in messages.
@@ -122,6 +149,31 @@ fn outputs(converted: &Converted, target: Target, unit: Unit) -> Result<Vec<Outp
     Ok(quantiles.into_iter().map(|quantile| Output { target, unit, quantile }).collect())
 }
 
+/// The outputs that were named, where in the booster's prediction each is.
+fn named(converted: &Converted, names: &[Option<Output>]) -> Result<Vec<(usize, Output)>, ExportError> {
+    if names.len() != converted.outputs.len() {
+        return Err(ExportError::Names(format!(
+            "the booster has {} outputs, {} are named; name each, or give `-` for one to leave out",
+            converted.outputs.len(),
+            names.len()
+        )));
+    }
+    let kept: Vec<(usize, Output)> =
+        names.iter().enumerate().filter_map(|(place, name)| name.map(|name| (place, name))).collect();
+    // XGBoost sorts the quantiles of a row among themselves; so does the kernel, those of one target.
+    let ascending = |pair: &[(usize, Output)]| {
+        matches!(pair, [(_, low), (_, high)]
+            if low.target == high.target && (low.quantile, high.quantile) == (Quantile::P50, Quantile::P90))
+    };
+    if converted.alphas.len() > 1 && (kept.len() != names.len() || !kept.windows(2).all(ascending)) {
+        return Err(ExportError::Names(format!(
+            "a booster of the quantiles {:?} predicts them sorted, so they must be the p50 and the p90 of one target, in this order; fit it with quantile_alpha=[0.5, 0.9]",
+            converted.alphas
+        )));
+    }
+    Ok(kept)
+}
+
 /// Writes the boosters as one model and says which outputs came from which.
 ///
 /// # Errors
@@ -130,15 +182,45 @@ pub fn export<'a>(
     facts: &Facts,
     boosters: &[(Target, Unit, &'a Booster)],
 ) -> Result<(Vec<u8>, Vec<Part<'a>>), ExportError> {
+    let source = |&(target, unit, booster)| Source {
+        booster,
+        names: Names::Quantiles(target, unit),
+        rounds: Rounds::Undoubted,
+    };
+    export_sources(facts, &boosters.iter().map(source).collect::<Vec<_>>())
+}
+
+/// The same for boosters whose outputs have names of their own.
+///
+/// # Errors
+/// [`ExportError`] names the booster and what it has, or the output that is missing.
+pub fn export_sources<'a>(
+    facts: &Facts,
+    sources: &[Source<'a>],
+) -> Result<(Vec<u8>, Vec<Part<'a>>), ExportError> {
     let mut ensembles: Vec<(Output, Ensemble)> = Vec::new();
     let mut parts = Vec::new();
-    for &(target, unit, booster) in boosters {
-        let converted = convert(&booster.to_json()?)
-            .map_err(|cause| ExportError::Convert { target: target_name(target), cause })?;
-        let outputs = outputs(&converted, target, unit)?;
-        ensembles.extend(outputs.iter().copied().zip(converted.outputs));
-        parts.push(Part { booster, outputs });
+    for Source { booster, names, rounds } in sources {
+        let target = match names {
+            Names::Quantiles(target, _) => target_name(*target),
+            Names::Each(_) => "booster",
+        };
+        let converted =
+            convert(&booster.to_json()?, *rounds).map_err(|cause| ExportError::Convert { target, cause })?;
+        let kept = match names {
+            Names::Quantiles(target, unit) => {
+                outputs(&converted, *target, *unit)?.into_iter().enumerate().collect()
+            }
+            Names::Each(names) => named(&converted, names)?,
+        };
+        for (place, output) in &kept {
+            ensembles.extend(converted.outputs.get(*place).map(|trees| (*output, trees.clone())));
+        }
+        let (places, outputs) = kept.into_iter().unzip();
+        parts.push(Part { booster, outputs, places, columns: converted.columns });
     }
+    contract::outputs(ensembles.iter().map(|(output, _)| output.name()))
+        .map_err(|error| ExportError::Names(error.to_string()))?;
     let trees: Vec<(Output, &Ensemble)> = ensembles.iter().map(|(output, trees)| (*output, trees)).collect();
     Ok((write::write(&facts.metadata(), &trees), parts))
 }

@@ -68,8 +68,9 @@ fn boosters_from_elsewhere_are_converted_with_proof() {
     let rows: Vec<f32> = examples.iter().flat_map(|example| example.row.0).collect();
     let labels: Vec<f32> = examples.iter().map(|example| example.ttft.unwrap().actual_ms).collect();
     let matrix = xgboost.matrix(&rows, COUNT).unwrap();
-    matrix.set_labels(&labels).unwrap();
-    let fit = |objective| {
+    let shares: Vec<f32> = labels.iter().map(|label| label / 1e6).collect();
+    let fit = |objective: &str| {
+        matrix.set_labels(if objective == "reg:logistic" { &shares } else { &labels }).unwrap();
         let booster = xgboost.booster(&matrix, [("objective", objective), ("nthread", "1")]).unwrap();
         for round in 0..10 {
             booster.update(round, &matrix).unwrap();
@@ -79,14 +80,14 @@ fn boosters_from_elsewhere_are_converted_with_proof() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (good, bad, out) = (path("good.json"), path("bad.json"), path("model.onnx"));
     std::fs::write(&good, fit("reg:squarederror")).unwrap();
-    std::fs::write(&bad, fit("reg:gamma")).unwrap();
+    std::fs::write(&bad, fit("reg:logistic")).unwrap();
     let base = ["convert", "--unit", "ms", "--model-id", "mine-7", "--out", &out, "--json", "--tpot", &good];
     let converted = json(&trainer(&base).args(["--ttft", &good]).output().unwrap());
     assert_eq!(converted["model_id"], "mine-7");
     let refused = trainer(&base).args(["--ttft", &bad]).output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
     let message = String::from_utf8(refused.stderr).unwrap();
-    assert!(message.contains("ttft") && message.contains("reg:gamma"), "{message}");
+    assert!(message.contains("ttft") && message.contains("reg:logistic"), "{message}");
     for (not_a_model, why) in [("", "empty"), ("{\"learner\":{}}", "gradient_booster"), ("{L", "UBJSON")] {
         std::fs::write(&bad, not_a_model).unwrap();
         let refused = trainer(&base).args(["--ttft", &bad]).output().unwrap();
@@ -96,6 +97,42 @@ fn boosters_from_elsewhere_are_converted_with_proof() {
             assert!(message.contains(part), "{part}: {message}");
         }
     }
+}
+
+#[test]
+fn outputs_and_rounds_of_a_booster_from_elsewhere_can_be_named() {
+    if xgb::for_tests().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/other_xgboosts");
+    let booster = |file: &str, outputs: &str| format!("{}={outputs}", folder.join(file).display());
+    let out = dir.path().join("model.onnx").to_str().unwrap().to_owned();
+    let convert = |args: &[&str]| trainer(&["convert", "--out", &out, "--json"]).args(args).output().unwrap();
+    let both = booster("1.7.6-two-targets.json", "ttft_ms_p50,tpot_ms_p50");
+    assert!(json(&convert(&["--booster", &both]))["parity"]["values"].as_u64().unwrap() > 2000);
+    let inspected = json(&trainer(&["inspect", &out, "--json"]).output().unwrap());
+    let names = [&inspected["outputs"][0]["name"], &inspected["outputs"][1]["name"]];
+    assert_eq!(names, ["ttft_ms_p50", "tpot_ms_p50"]);
+    // Two boosters of a gamma loss and of an early stop; the second needs a word.
+    let gamma = booster("1.7.6-gamma.json", "ttft_ms_p50");
+    let late = booster("3.4.1-stopped-late.json", "tpot_ms_p50");
+    let doubtful = convert(&["--booster", &gamma, "--booster", &late]);
+    assert_eq!(doubtful.status.code(), Some(1));
+    assert!(String::from_utf8(doubtful.stderr).unwrap().contains("--rounds best"));
+    let sizes = ["best", "all"].map(|rounds| {
+        let converted = json(&convert(&["--booster", &gamma, "--booster", &late, "--rounds", rounds]));
+        converted["onnx_bytes"].as_u64().unwrap()
+    });
+    assert!(sizes[0] < sizes[1], "{sizes:?}");
+    let inspected = json(&trainer(&["inspect", &out, "--json"]).output().unwrap());
+    assert_eq!(inspected["default_filter"], true);
+    for (wrong, why) in [("f.json", "FILE=OUTPUT"), ("f.json=ttft", "ttft_ms_p50")] {
+        let output = convert(&["--booster", wrong]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8(output.stderr).unwrap().contains(why));
+    }
+    assert_eq!(convert(&["--ttft", "f.json"]).status.code(), Some(2));
 }
 
 #[test]

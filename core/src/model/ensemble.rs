@@ -106,10 +106,35 @@ pub enum EnsembleError {
     },
 }
 
+/// What a sum goes through before it is the prediction: the inverse of the link function of an objective.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Link {
+    /// Nothing.
+    #[default]
+    Identity,
+    /// `exp`: objectives for positive labels (gamma, tweedie, poisson, accelerated failure time) learn a logarithm.
+    Exp,
+}
+
+impl Link {
+    /// The prediction of a sum.
+    #[must_use]
+    pub fn apply(self, sum: f32) -> f32 {
+        match self {
+            Self::Identity => sum,
+            // Computed in 64 bits and rounded once: the nearest float on every machine, where the 32-bit functions
+            // of C libraries are one unit off in the last place for about one value in ten.
+            #[allow(clippy::cast_possible_truncation)]
+            Self::Exp => f64::from(sum).exp() as f32,
+        }
+    }
+}
+
 /// Trees in the order in which their leaves are added, which decides the last bits of the sum.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ensemble {
     width: usize,
+    link: Link,
     nodes: Vec<Node>,
     /// End of each tree in `nodes`.
     ends: Vec<usize>,
@@ -120,7 +145,19 @@ impl Ensemble {
     /// An empty ensemble over rows of `width` columns.
     #[must_use]
     pub fn new(width: usize) -> Self {
-        Self { width, nodes: Vec::new(), ends: Vec::new(), depths: Vec::new() }
+        Self { width, link: Link::Identity, nodes: Vec::new(), ends: Vec::new(), depths: Vec::new() }
+    }
+
+    /// The same trees, their sum going through `link`.
+    #[must_use]
+    pub fn with_link(self, link: Link) -> Self {
+        Self { link, ..self }
+    }
+
+    /// What the sum goes through.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        self.link
     }
 
     /// Columns of the rows that it reads.
@@ -186,7 +223,7 @@ impl Ensemble {
 }
 
 /// Where a node's new index is to be written: the parent's new index, and which of its children it is.
-struct Link {
+struct Place {
     parent: usize,
     is_yes: bool,
 }
@@ -195,7 +232,7 @@ fn renumber(given: &[Node], tree: usize, width: usize) -> Result<(Vec<Node>, u32
     let mut nodes: Vec<Node> = Vec::with_capacity(given.len());
     let mut seen = vec![false; given.len()];
     let mut deepest = 0;
-    let mut to_visit: Vec<(usize, u32, Option<Link>)> = vec![(0, 0, None)];
+    let mut to_visit: Vec<(usize, u32, Option<Place>)> = vec![(0, 0, None)];
     // Every node is taken at most once, so the loop runs at most `given.len()` times.
     while let Some((index, depth, link)) = to_visit.pop() {
         match seen.get_mut(index) {
@@ -204,7 +241,7 @@ fn renumber(given: &[Node], tree: usize, width: usize) -> Result<(Vec<Node>, u32
         }
         deepest = deepest.max(depth);
         let new_index = nodes.len();
-        if let Some(Link { parent, is_yes }) = link
+        if let Some(Place { parent, is_yes }) = link
             && let Some(Node::Branch { yes, no, .. }) = nodes.get_mut(parent)
         {
             *(if is_yes { yes } else { no }) = crate::num::u32_of_usize(new_index);
@@ -232,7 +269,7 @@ fn renumber(given: &[Node], tree: usize, width: usize) -> Result<(Vec<Node>, u32
                             to_visit.push((
                                 next,
                                 depth.saturating_add(1),
-                                Some(Link { parent: new_index, is_yes }),
+                                Some(Place { parent: new_index, is_yes }),
                             ));
                         }
                         _ => {

@@ -12,7 +12,7 @@
 //! The result equals [`super::scalar`] to the last bit, because leaves are added in the same order.
 //! It is not for unbounded trees: padding doubles with every level ([`Flat::build`] then declines).
 
-use super::ensemble::{Ensemble, Node};
+use super::ensemble::{Ensemble, Link, Node};
 
 /// Rows that are evaluated together.
 pub const LANES: usize = 8;
@@ -194,7 +194,7 @@ fn add_tree<'a, const N: usize, const L: usize>(
 #[derive(Debug, Clone)]
 pub enum Forest {
     /// The flat layout.
-    Flat(Flat),
+    Flat(Flat, Link),
     /// Node by node.
     Plain(Ensemble),
 }
@@ -203,10 +203,11 @@ impl Forest {
     /// Picks the form.
     #[must_use]
     pub fn new(ensemble: Ensemble) -> Self {
-        Flat::build(&ensemble).map_or(Self::Plain(ensemble), Self::Flat)
+        let link = ensemble.link();
+        Flat::build(&ensemble).map_or(Self::Plain(ensemble), |flat| Self::Flat(flat, link))
     }
 
-    /// Sum of all trees for up to `L` rows; `block` must hold the same rows.
+    /// Prediction for up to `L` rows; `block` must hold the same rows.
     #[must_use]
     pub fn eval<'a, const L: usize>(
         &self,
@@ -214,7 +215,7 @@ impl Forest {
         rows: impl IntoIterator<Item = &'a [f32]>,
     ) -> [f32; L] {
         match self {
-            Self::Flat(flat) => flat.eval(block),
+            Self::Flat(flat, link) => flat.eval(block).map(|sum| link.apply(sum)),
             Self::Plain(ensemble) => {
                 let mut sums = [0.0; L];
                 for (sum, row) in sums.iter_mut().zip(rows) {
@@ -283,7 +284,7 @@ mod tests {
             }
             let slices: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
             let forest = Forest::new(ensemble.clone());
-            prop_assert_eq!(matches!(forest, Forest::Flat(_)), ensemble.max_depth() <= MAX_DEPTH);
+            prop_assert_eq!(matches!(forest, Forest::Flat(..)), ensemble.max_depth() <= MAX_DEPTH);
             let eight = forest.eval(&Block::<8>::load(slices.iter().copied()), slices.iter().copied());
             let four = forest.eval(&Block::<4>::load(slices.iter().copied()), slices.iter().copied());
             for (lane, row) in rows.iter().enumerate() {

@@ -5,9 +5,15 @@
 
 use super::ensemble::{Ensemble, Node};
 
-/// Sum of all trees for one row. Columns that the row lacks count as unknown.
+/// Prediction for one row: the sum of all trees through the link. Columns that the row lacks count as unknown.
 #[must_use]
 pub fn eval(ensemble: &Ensemble, row: &[f32]) -> f32 {
+    ensemble.link().apply(sum(ensemble, row))
+}
+
+/// Sum of all trees for one row, before the link.
+#[must_use]
+pub fn sum(ensemble: &Ensemble, row: &[f32]) -> f32 {
     // -0.0 is the neutral element of float addition: the first tree's value stays as it is, sign and all.
     ensemble.trees().fold(-0.0, |sum, (tree, _)| sum + walk(tree, row))
 }

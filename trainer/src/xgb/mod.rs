@@ -7,7 +7,7 @@
 mod ffi;
 mod shape;
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -233,8 +233,21 @@ impl Booster {
     /// # Errors
     /// [`XgbError`] when the shape does not fit the model.
     pub fn predict(&self, rows: &[f32], columns: usize) -> Result<Vec<Vec<f32>>, XgbError> {
-        let count = row_count(rows, columns)?;
         let config = c"{\"type\":0,\"training\":false,\"iteration_begin\":0,\"iteration_end\":0,\"strict_shape\":true,\"missing\":NaN,\"cache_id\":0}";
+        self.predict_as(rows, columns, config)
+    }
+
+    /// The sums before what the objective makes of them (`exp`, sorting of quantiles), one vector of outputs a row.
+    ///
+    /// # Errors
+    /// [`XgbError`] when the shape does not fit the model.
+    pub fn margins(&self, rows: &[f32], columns: usize) -> Result<Vec<Vec<f32>>, XgbError> {
+        let config = c"{\"type\":1,\"training\":false,\"iteration_begin\":0,\"iteration_end\":0,\"strict_shape\":true,\"missing\":NaN,\"cache_id\":0}";
+        self.predict_as(rows, columns, config)
+    }
+
+    fn predict_as(&self, rows: &[f32], columns: usize, config: &CStr) -> Result<Vec<Vec<f32>>, XgbError> {
+        let count = row_count(rows, columns)?;
         let (shape, values) = self.0.predict(rows, &[count, columns], config).map_err(failed("predict"))?;
         match shape.as_slice() {
             [n, outputs, ..] if *n == count && *outputs > 0 && n * outputs == values.len() => {

@@ -23,19 +23,74 @@ struct Json {
 
 #[derive(Deserialize)]
 struct Learner {
-    #[serde(rename = "gradient_booster")]
-    _gradient_booster: IgnoredAny,
+    gradient_booster: Booster,
     #[serde(rename = "learner_model_param")]
     _learner_model_param: IgnoredAny,
 }
+
+/// What says whether leaves are vectors. DART boosters of old have the trees a level deeper.
+#[derive(Default, Deserialize)]
+struct Booster {
+    #[serde(default)]
+    model: Model,
+    #[serde(default)]
+    gbtree: Option<Box<Booster>>,
+}
+
+#[derive(Default, Deserialize)]
+struct Model {
+    #[serde(default)]
+    trees: Vec<Tree>,
+}
+
+#[derive(Deserialize)]
+struct Tree {
+    tree_param: Option<TreeParam>,
+    leaf_weights: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct TreeParam {
+    size_leaf_vector: Option<String>,
+}
+
+impl Booster {
+    fn has_old_vectors(&self) -> bool {
+        let old = |tree: &Tree| {
+            let size = tree.tree_param.as_ref().and_then(|parameters| parameters.size_leaf_vector.as_deref());
+            tree.leaf_weights.is_none() && size.is_some_and(is_vector)
+        };
+        self.model.trees.iter().any(old) || self.gbtree.as_ref().is_some_and(|inner| inner.has_old_vectors())
+    }
+}
+
+/// Whether this is the length of a vector leaf.
+fn is_vector(size: &str) -> bool {
+    !matches!(size, "" | "0" | "1")
+}
+
+/// XGBoost loads such a file and crashes when it predicts: it looks for the leaves where versions since 3 have them.
+const OLD_VECTORS: &str = "its leaves are vectors (multi_strategy=multi_output_tree) as XGBoost wrote them before it \
+                           had `leaf_weights`, which the version here misreads: fit it again with XGBoost 3.4, or with \
+                           multi_strategy=one_output_per_tree";
 
 /// Checks the shape; the error says what is wrong with it.
 pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     if bytes.is_empty() {
         return Err("it is empty".to_owned());
     }
+    if bytes.starts_with(b"binf") || bytes.first() != Some(&b'{') {
+        return Err(
+            "it is neither JSON nor UBJSON; XGBoost's old binary form is to be saved again by the XGBoost \
+                    that wrote it, as save_model(\"model.json\")"
+                .to_owned(),
+        );
+    }
     if !bytes.starts_with(b"{L") {
-        let Json { learner: Learner { .. } } = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        let Json { learner } = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if learner.gradient_booster.has_old_vectors() {
+            return Err(OLD_VECTORS.to_owned());
+        }
         if json_depth(bytes) > MAX_DEPTH {
             return Err(format!("it is nested deeper than {MAX_DEPTH} levels"));
         }
@@ -44,10 +99,13 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     if bytes.len() < MIN_UBJSON_BYTES {
         return Err(format!("{} bytes are not a whole UBJSON model", bytes.len()));
     }
-    let mut ubjson = Ubjson { rest: bytes, found: [false; PARTS.len()] };
+    let mut ubjson = Ubjson { rest: bytes, found: [false; PARTS.len()], vectors: 0, weights: 0 };
     ubjson.value(0, false).ok_or("it is cut off or not UBJSON")?;
     if !ubjson.rest.is_empty() {
         return Err(format!("{} bytes follow the end of its UBJSON", ubjson.rest.len()));
+    }
+    if ubjson.vectors > ubjson.weights {
+        return Err(OLD_VECTORS.to_owned());
     }
     match PARTS.iter().zip(ubjson.found).find(|(_, found)| !found) {
         Some((part, _)) => Err(format!("it has no `learner.{part}`")),
@@ -79,6 +137,10 @@ struct Ubjson<'a> {
     rest: &'a [u8],
     /// Which of [`PARTS`] were seen in `learner`.
     found: [bool; PARTS.len()],
+    /// Trees whose leaves are vectors.
+    vectors: usize,
+    /// Trees that have `leaf_weights`.
+    weights: usize,
 }
 
 impl<'a> Ubjson<'a> {
@@ -122,7 +184,18 @@ impl<'a> Ubjson<'a> {
             for (part, found) in PARTS.iter().zip(&mut self.found) {
                 *found |= in_learner && key == part.as_bytes();
             }
+            let before = self.rest;
             self.value(depth + 1, depth == 0 && key == b"learner")?;
+            match key {
+                b"leaf_weights" => self.weights += 1,
+                b"size_leaf_vector" => {
+                    // `S`, the length's own type and eight bytes, then the text.
+                    let taken = before.len() - self.rest.len();
+                    let text = before.get(10..taken).and_then(|text| std::str::from_utf8(text).ok());
+                    self.vectors += usize::from(text.is_some_and(is_vector));
+                }
+                _ => {}
+            }
         }
         self.byte().map(drop)
     }

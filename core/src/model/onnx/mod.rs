@@ -1,7 +1,7 @@
 //! The lean reader: ONNX bytes of the contract's form to tree ensembles.
 //!
 //! It reads what the trainer writes and nothing else: one float input, `TreeEnsembleRegressor` nodes
-//! that read it, each making one output. That keeps the filter near 0.3 MB; linking tract costs 8 MB
+//! that read it, each making one output, directly or through an `Exp` node. That keeps the filter near 0.3 MB; linking tract costs 8 MB
 //! or more. Everything else is refused by name, never skipped: an ignored node would be a wrong
 //! prediction. Models with other nodes are for the `tract` flavour.
 
@@ -11,14 +11,17 @@ pub mod write;
 
 use prost::Message;
 
-use self::proto::{DimensionValue, ELEMENT_FLOAT, ModelProto, ValueInfo};
+use self::proto::{DimensionValue, ELEMENT_FLOAT, ModelProto, NodeProto, ValueInfo};
 use super::contract;
-use super::ensemble::Ensemble;
+use super::ensemble::{Ensemble, Link};
 use super::{ModelCard, ModelError};
 use crate::features::COUNT;
 
 /// Newest `ai.onnx.ml` operator set with this `TreeEnsembleRegressor`; version 5 deprecates it.
 const NEWEST_ML_OPSET: i64 = 4;
+
+/// Operator of [`Link::Exp`], of the default domain.
+pub(super) const EXP: &str = "Exp";
 
 /// Parses the protobuf, bounded by [`contract::MAX_FILE_BYTES`].
 ///
@@ -59,15 +62,16 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
     let outputs = contract::outputs(graph.output.iter().map(|output| output.name.as_str()))?;
     // First, so that a file for the other flavour is told so and not that its names are wrong.
     for node in &graph.node {
-        if node.op_type != tree::OPERATOR || node.domain != "ai.onnx.ml" {
+        if !is_trees(node) && !is_link(node) {
             return Err(ModelError::Contract(format!(
                 "node `{}`: operator {} of domain `{}` is not read here: use the tract flavour",
                 node.name, node.op_type, node.domain
             )));
         }
     }
+    let mut links = links(&graph.node)?;
     let mut ensembles: Vec<(contract::Output, Ensemble)> = Vec::with_capacity(outputs.len());
-    for node in &graph.node {
+    for node in graph.node.iter().filter(|node| is_trees(node)) {
         let refuse = |why: String| Err(ModelError::Contract(format!("node `{}`: {why}", node.name)));
         let ([input], [output]) = (node.input.as_slice(), node.output.as_slice()) else {
             return refuse("expected one input and one output".to_owned());
@@ -75,7 +79,9 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
         if input != contract::INPUT {
             return refuse(format!("reads `{input}`, only `{}` is read here", contract::INPUT));
         }
-        let Some(&(_, made)) = outputs.iter().find(|(name, _)| name == output) else {
+        let link = links.iter().position(|(sum, _)| sum == output).map(|place| links.swap_remove(place));
+        let (output, link) = link.map_or((output.as_str(), Link::Identity), |(_, made)| (made, Link::Exp));
+        let Some(&(_, made)) = outputs.iter().find(|(name, _)| *name == output) else {
             return refuse(format!("makes `{output}`, which is not an output of the graph"));
         };
         if ensembles.iter().any(|(before, _)| *before == made) {
@@ -83,11 +89,14 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
         }
         match tree::read(node, COUNT, tree::Form::Strict) {
             Ok(mut sums) => match sums.pop() {
-                Some(sum) => ensembles.push((made, sum.trees)),
+                Some(sum) => ensembles.push((made, sum.trees.with_link(link))),
                 None => return refuse("has no target".to_owned()),
             },
             Err(error) => return refuse(error.to_string()),
         }
+    }
+    if let Some((sum, made)) = links.first() {
+        return Err(ModelError::Contract(format!("`{made}` is made of `{sum}`, which is no sum of trees")));
     }
     if let Some((name, _)) =
         outputs.iter().find(|(_, output)| !ensembles.iter().any(|(made, _)| made == output))
@@ -95,6 +104,32 @@ pub fn read(bytes: &[u8]) -> Result<(ModelCard, Vec<(contract::Output, Ensemble)
         return Err(ModelError::Contract(format!("no node makes the output `{name}`")));
     }
     Ok((card, ensembles))
+}
+
+fn is_trees(node: &NodeProto) -> bool {
+    node.op_type == tree::OPERATOR && node.domain == "ai.onnx.ml"
+}
+
+fn is_link(node: &NodeProto) -> bool {
+    node.op_type == EXP && matches!(node.domain.as_str(), "" | "ai.onnx")
+}
+
+/// What each `Exp` node reads and makes.
+fn links(nodes: &[NodeProto]) -> Result<Vec<(&str, &str)>, ModelError> {
+    let mut links: Vec<(&str, &str)> = Vec::new();
+    for node in nodes.iter().filter(|node| is_link(node)) {
+        let refuse = |why: &str| Err(ModelError::Contract(format!("node `{}`: {why}", node.name)));
+        let ([input], [output], []) =
+            (node.input.as_slice(), node.output.as_slice(), node.attribute.as_slice())
+        else {
+            return refuse("expected one input, one output and no attribute");
+        };
+        if links.iter().any(|(sum, _)| sum == input) {
+            return refuse("reads what another node reads: give each output its own trees");
+        }
+        links.push((input, output));
+    }
+    Ok(links)
 }
 
 /// Reads and checks the metadata.

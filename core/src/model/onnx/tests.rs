@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::contract::Output;
-use crate::model::ensemble::Node;
+use crate::model::ensemble::{Link, Node};
 use crate::model::onnx::proto::{Attribute, GraphProto, NodeProto, OperatorSetId, StringPair};
 use crate::model::testing::{Random, metadata, model};
 use proptest::prelude::*;
@@ -46,10 +46,43 @@ fn what_is_written_is_read_back_the_same() {
 #[test]
 fn a_node_of_another_operator_is_refused_by_name() {
     let why = refusal(|model| {
-        let node = NodeProto { op_type: "Exp".to_owned(), name: "e".to_owned(), ..NodeProto::default() };
+        let node = NodeProto { op_type: "Log".to_owned(), name: "e".to_owned(), ..NodeProto::default() };
         graph(model).node.push(node);
     });
-    assert!(why.contains("`e`") && why.contains("Exp") && why.contains("tract"), "{why}");
+    assert!(why.contains("`e`") && why.contains("Log") && why.contains("tract"), "{why}");
+}
+
+#[test]
+fn an_exponential_after_the_trees_is_read_back_as_their_link() {
+    let mut random = Random(8);
+    let exponential = random.ensemble(3, 4).with_link(Link::Exp);
+    let plain = random.ensemble(3, 4);
+    let outputs = [(Output::ALL[4], &exponential), (Output::ALL[6], &plain)];
+    let bytes = write::write(&metadata(), &outputs);
+    let (_, ensembles) = read(&bytes).unwrap();
+    assert_eq!((ensembles[0].1.link(), ensembles[1].1.link()), (Link::Exp, Link::Identity));
+    assert_eq!((&ensembles[0].1, &ensembles[1].1), (&exponential, &plain));
+    let refusal = |change: &dyn Fn(&mut GraphProto)| {
+        let mut model = ModelProto::decode(bytes.as_slice()).unwrap();
+        change(graph(&mut model));
+        read(&model.encode_to_vec()).unwrap_err().to_string()
+    };
+    let why = refusal(&|graph| graph.node[1].input[0] = "features".to_owned());
+    assert!(why.contains("ttft_ms_p50_sum") && why.contains("not an output"), "{why}");
+    let why = refusal(&|graph| {
+        let second =
+            NodeProto { output: vec!["x".to_owned()], name: "second".to_owned(), ..graph.node[1].clone() };
+        graph.node.push(second);
+    });
+    assert!(why.contains("`second`") && why.contains("another node reads"), "{why}");
+    let why = refusal(&|graph| graph.node[1].output[0] = "tpot_ms_p50".to_owned());
+    assert!(why.contains("`tpot_ms_p50` a second time"), "{why}");
+    let why = refusal(&|graph| {
+        graph.node.remove(0);
+    });
+    assert!(why.contains("no sum of trees"), "{why}");
+    let why = refusal(&|graph| graph.node[1].input.clear());
+    assert!(why.contains("one input"), "{why}");
 }
 
 #[test]

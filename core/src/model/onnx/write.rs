@@ -5,7 +5,8 @@
 //!
 //! The base score is not an attribute: `base_values` is added after the sum by ONNX Runtime and by
 //! tract, while XGBoost starts its sum with it, so 80 to 94 % of outputs would differ in their last bits.
-//! Callers push it as the first tree ([`Ensemble::push_constant`]).
+//! Callers push it as the first tree ([`Ensemble::push_constant`]). A link is a node of its own after the trees, which
+//! every runtime knows.
 
 use prost::Message;
 
@@ -17,7 +18,7 @@ use super::proto::{
 use super::tree::OPERATOR;
 use crate::features::COUNT;
 use crate::model::contract::{self, Output};
-use crate::model::ensemble::{Ensemble, Node};
+use crate::model::ensemble::{Ensemble, Link, Node};
 
 /// File format version: 8 is what goes with operator set 15 (ONNX 1.10).
 const IR_VERSION: i64 = 8;
@@ -28,7 +29,7 @@ const OPSET: i64 = 15;
 /// `ai.onnx.ml` operator set: the last with `TreeEnsembleRegressor` unchanged.
 const ML_OPSET: i64 = 3;
 
-/// Writes a model of one tree node per output.
+/// Writes a model of one tree node per output, and one for its link when it has one.
 #[must_use]
 pub fn write(metadata: &[(String, String)], outputs: &[(Output, &Ensemble)]) -> Vec<u8> {
     model(metadata, outputs).encode_to_vec()
@@ -40,7 +41,7 @@ pub fn model(metadata: &[(String, String)], outputs: &[(Output, &Ensemble)]) -> 
     let columns = i64::try_from(COUNT).unwrap_or(0);
     let graph = GraphProto {
         name: "foretoken".to_owned(),
-        node: outputs.iter().map(|(output, ensemble)| node(output.name(), ensemble)).collect(),
+        node: outputs.iter().flat_map(|(output, ensemble)| nodes(output.name(), ensemble)).collect(),
         initializer: Vec::new(),
         input: vec![value(contract::INPUT, columns)],
         output: outputs.iter().map(|(output, _)| value(output.name(), 1)).collect(),
@@ -66,6 +67,24 @@ fn value(name: &str, columns: i64) -> ValueInfo {
     let dim = dim.into_iter().map(|value| Dimension { value: Some(value) }).collect();
     let tensor = TensorType { elem_type: ELEMENT_FLOAT, shape: Some(TensorShape { dim }) };
     ValueInfo { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor) }) }
+}
+
+/// The trees, and what their sum goes through.
+fn nodes(output: &str, ensemble: &Ensemble) -> Vec<NodeProto> {
+    let operator = match ensemble.link() {
+        Link::Identity => return vec![node(output, ensemble)],
+        Link::Exp => super::EXP,
+    };
+    let sum = format!("{output}_sum");
+    let link = NodeProto {
+        input: vec![sum.clone()],
+        output: vec![output.to_owned()],
+        name: format!("{output}_link"),
+        op_type: operator.to_owned(),
+        attribute: Vec::new(),
+        domain: String::new(),
+    };
+    vec![node(&sum, ensemble), link]
 }
 
 fn node(output: &str, ensemble: &Ensemble) -> NodeProto {
