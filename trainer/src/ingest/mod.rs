@@ -411,7 +411,53 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_body_cut_anywhere_gives_its_whole_lines() {
+        let good = line(|_| {});
+        let body = [good.as_slice(), b"\n", &good, b"\n", &good].concat();
+        for end in 0..body.len() {
+            let batch = read(&body[..end], NOW_MS);
+            let whole = end.saturating_add(1) / (good.len() + 1);
+            let cut = end > whole * (good.len() + 1);
+            assert_eq!((batch.samples.len(), batch.rejected_count()), (whole, cut.into()), "{end}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn a_line_with_flipped_bits_is_judged_and_what_is_accepted_is_accepted_again(
+            flips in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 1..4),
+        ) {
+            let mut body = line(|_| {});
+            for (place, bit) in flips {
+                let place = place.index(body.len());
+                body[place] ^= 1 << bit;
+            }
+            for (sample, text) in read(&body, NOW_MS).samples {
+                let again = read_line(&text, NOW_MS).unwrap();
+                prop_assert_eq!(format!("{sample:?}"), format!("{again:?}"));
+            }
+        }
+
+        #[test]
+        fn a_gzip_body_cut_anywhere_or_changed_is_read_or_refused(
+            cut in prop::option::of(any::<prop::sample::Index>()),
+            change in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+        ) {
+            let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+            packed.write_all(&line(|_| {})).unwrap();
+            let mut packed = packed.finish().unwrap();
+            if let Some((place, byte)) = change {
+                let place = place.index(packed.len());
+                packed[place] = byte;
+            }
+            if let Some(cut) = cut {
+                packed.truncate(cut.index(packed.len()));
+            }
+            if let Ok(body) = decode(&packed, Some("gzip")) {
+                let _ = read(&body, NOW_MS);
+            }
+        }
         #[test]
         fn any_bytes_are_read_without_panic(body in prop::collection::vec(any::<u8>(), 0..2000)) {
             let batch = read(&body, NOW_MS);

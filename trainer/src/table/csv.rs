@@ -102,7 +102,35 @@ mod tests {
         assert!(error.contains("feature_kv_usage"), "{error}");
     }
 
+    #[test]
+    fn a_file_cut_anywhere_gives_whole_samples_or_an_error() {
+        let samples = synthetic::samples(1, 3);
+        let file = write(&samples).unwrap();
+        for end in 0..file.len() {
+            let Ok(lines) = read(&file[..end]) else { continue };
+            // A number that is cut is still one; only the last row can be.
+            for (line, sample) in lines.iter().rev().skip(1).rev().zip(&samples) {
+                let read = ingest::read_line(line, u64::MAX).unwrap();
+                assert_eq!(format!("{read:?}"), format!("{sample:?}"), "{end}");
+            }
+        }
+    }
+
     proptest! {
+        #[test]
+        fn changed_bytes_never_panic(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut file = write(&synthetic::samples(1, 3)).unwrap();
+            for (place, byte) in changes {
+                let place = place.index(file.len());
+                file[place] = byte;
+            }
+            for line in read(&file).unwrap_or_default() {
+                let _ = ingest::read_line(&line, u64::MAX);
+            }
+        }
+
         #[test]
         fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             // Whatever it is, it has not our columns.

@@ -169,7 +169,32 @@ mod tests {
         assert_eq!(ingest::read_line(&line, u64::MAX).unwrap().cached_tokens, None);
     }
 
+    #[test]
+    fn a_file_cut_anywhere_is_refused() {
+        let file = Bytes::from(write(&synthetic::samples(1, 3)).unwrap());
+        for end in 0..file.len() {
+            assert!(read(file.slice(..end)).is_err(), "{end} of {}", file.len());
+        }
+    }
+
     proptest! {
+        #[test]
+        fn a_file_with_flipped_bits_never_panics(
+            flips in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 1..6),
+            at_the_end in any::<bool>(),
+        ) {
+            let mut file = write(&synthetic::samples(1, 3)).unwrap();
+            // The footer has the structure, and it is last.
+            let from = if at_the_end { file.len() * 3 / 4 } else { 0 };
+            for (place, bit) in flips {
+                let place = from + place.index(file.len() - from);
+                file[place] ^= 1 << bit;
+            }
+            for line in read(file.into()).unwrap_or_default() {
+                let _ = ingest::read_line(&line, u64::MAX);
+            }
+        }
+
         #[test]
         fn any_bytes_are_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             prop_assert!(read(bytes.into()).is_err());

@@ -132,12 +132,19 @@ impl Xgboost {
     /// # Errors
     /// [`XgbError::NotAModel`] by its shape, or [`XgbError`] when XGBoost cannot read it.
     pub fn load_booster(&self, model: &[u8]) -> Result<Booster, XgbError> {
-        shape::check(&crate::convert::finite_thresholds(model))
-            .map_err(|reason| XgbError::NotAModel { reason })?;
+        check_shape(model).map_err(|reason| XgbError::NotAModel { reason })?;
         let booster = Booster(self.0.booster(&[]).map_err(failed("make a booster"))?);
         booster.0.load(model).map_err(failed("read the model file"))?;
         Ok(booster)
     }
+}
+
+/// What [`Xgboost::load_booster`] checks before XGBoost sees a file; the error says what is wrong with it.
+///
+/// # Errors
+/// A sentence without the file's name.
+pub fn check_shape(model: &[u8]) -> Result<(), String> {
+    shape::check(&crate::convert::finite_thresholds(model))
 }
 
 fn row_count(rows: &[f32], columns: usize) -> Result<usize, XgbError> {

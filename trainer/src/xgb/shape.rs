@@ -241,6 +241,7 @@ fn size(kind: u8) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::xgb;
+    use proptest::prelude::*;
 
     #[test]
     fn what_is_no_model_never_reaches_xgboost() {
@@ -279,6 +280,30 @@ mod tests {
             for length in 0..whole.len() {
                 assert!(check(&whole[..length]).is_err(), "{length} of {}", whole.len());
             }
+        }
+    }
+
+    /// A UBJSON file of each length form that XGBoost writes, from the fixtures of another version.
+    fn saved() -> &'static [u8] {
+        include_bytes!("../../tests/other_xgboosts/1.7.6-squared-ubj.ubj")
+    }
+
+    proptest! {
+        #[test]
+        fn a_file_with_flipped_bits_never_panics(
+            flips in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 1..6),
+        ) {
+            let mut bytes = saved().to_vec();
+            for (place, bit) in flips {
+                let place = place.index(bytes.len());
+                bytes[place] ^= 1 << bit;
+            }
+            let _ = check(&bytes);
+        }
+
+        #[test]
+        fn any_bytes_after_the_mark_of_ubjson_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert!(check(&[b"{L".as_slice(), &bytes].concat()).is_err());
         }
     }
 }
