@@ -119,7 +119,8 @@ impl Router {
             self.config.policy.default_output_tokens,
         );
         let block_tokens = self.block_tokens(request, prompt_tokens);
-        let (candidates, widened) = self.candidates(request, model_key, prompt_tokens, block_tokens, now_us);
+        let (candidates, widened) =
+            self.candidates(request, model_key, prompt_tokens, expected_output_tokens, block_tokens, now_us);
         if candidates.is_empty() {
             return Err(Reason::NoCandidates);
         }
@@ -207,6 +208,7 @@ impl Router {
         request: &LlmRequest,
         model_key: u64,
         prompt_tokens: f32,
+        expected_output_tokens: f32,
         block_tokens: f32,
         now_us: u64,
     ) -> (Vec<Candidate>, Option<Reason>) {
@@ -234,6 +236,7 @@ impl Router {
         loads.clear();
         loads.extend(table.finish(now_us).copied());
         let pods = self.fleet.pods();
+        self.ablation.apply(pods, &mut loads, expected_output_tokens, |pod| scraped_us(pod).is_some());
         self.scratch.typical.refresh(pods, &loads, now_us);
         let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
         // One that has not said yet what it serves comes before one that has said that it is not this.

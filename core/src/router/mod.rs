@@ -7,8 +7,10 @@
 //!
 //! * `pods`: what the table of pods and the other workers' placements mean for the prefix index.
 //! * [`decide`]: rows, predictions, costs, order. `typical`: what an unknown pod is taken for.
+//! * [`ablation`]: what can be left out, for benches.
 //! * [`outcome`]: dispatch and everything that follows.
 
+pub mod ablation;
 pub mod decide;
 pub mod outcome;
 mod pods;
@@ -23,6 +25,7 @@ mod workers_tests;
 use hashbrown::HashMap;
 use std::sync::Arc;
 
+pub use ablation::Ablation;
 pub use decide::{Choice, Decision};
 pub use outcome::{Dispatch, Outcome, SegmentWrite};
 
@@ -83,6 +86,7 @@ pub struct Router {
     model: Option<Arc<Model>>,
     generation: u64,
     lists_all: bool,
+    ablation: Ablation,
     scratch: Scratch,
 }
 
@@ -107,6 +111,7 @@ impl Router {
             model: None,
             generation: 0,
             lists_all: false,
+            ablation: Ablation::default(),
             scratch: Scratch::default(),
         }
     }
@@ -122,6 +127,12 @@ impl Router {
     /// predictions between pods.
     pub fn set_lists_all(&mut self, lists_all: bool) {
         self.lists_all = lists_all;
+    }
+
+    /// Leaves parts of this router out from now on, for benches.
+    pub fn set_ablation(&mut self, ablation: Ablation) {
+        self.ablation = ablation;
+        self.size_caches();
     }
 
     /// Routes by this model from now on.

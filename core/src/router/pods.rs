@@ -4,7 +4,6 @@
 //! forgotten, and one that comes back under the same address starts as a new one.
 
 use super::Router;
-use crate::config::Config;
 use crate::fleet::{Fleet, Pod};
 use crate::foreign::ForeignTokens;
 use crate::hash::KeyMap;
@@ -40,7 +39,7 @@ impl Router {
         // A table comes with every page of every pod, and says most often nothing new of caches.
         for at in 0..self.fleet.pods().len() {
             let is_known = self.fleet.pods().get(at).zip(old.pods().get(at)).is_some_and(|(new, old)| {
-                new.restarts == old.restarts && capacity(&self.config, new) == capacity(&self.config, old)
+                new.restarts == old.restarts && self.capacity(new) == self.capacity(old)
             });
             if !is_known {
                 self.keep_pod(at);
@@ -93,7 +92,7 @@ impl Router {
     fn keep_pod(&mut self, at: usize) {
         let Some(pod) = self.fleet.pods().get(at) else { return };
         let key = pod.key;
-        let capacity = capacity(&self.config, pod);
+        let capacity = self.capacity(pod);
         let first = !self.pods.contains_key(&key);
         let memory = self.pods.entry(key).or_default();
         if first {
@@ -128,24 +127,25 @@ impl Router {
     pub(super) fn forget_cache(&mut self, pod_key: u64) {
         self.prefix.forget(pod_key);
         if let Some(pod) = self.fleet.find(pod_key) {
-            self.prefix.set_capacity(pod_key, capacity(&self.config, pod));
+            self.prefix.set_capacity(pod_key, self.capacity(pod));
         }
+    }
+
+    /// The pod's cache: as it says, else as configured.
+    fn capacity(&self, pod: &Pod) -> Capacity {
+        let known = |tokens: f32| (tokens > 0.0).then(|| u64_of_f64(f64::from(tokens)));
+        let kv = pod.scrape.and_then(|scrape| known(scrape.kv_capacity_tokens));
+        let host = pod.scrape.and_then(|scrape| known(scrape.host_kv_capacity_tokens));
+        let prefix = &self.config.prefix;
+        self.ablation.capacity(Capacity {
+            kv_tokens: kv.unwrap_or(u64::from(prefix.default_capacity_tokens)),
+            host_tokens: host.unwrap_or(u64::from(prefix.default_host_tokens)),
+        })
     }
 
     /// Prompt tokens in one block of the index, for this prompt.
     pub(super) fn block_tokens(&self, request: &LlmRequest, prompt_tokens: f32) -> f32 {
         let bytes = f32_of_u64(u64::from(request.prompt.text_bytes)).max(1.0);
         prompt_tokens * f32_of_u64(u64::from(self.config.prefix.block_bytes)) / bytes
-    }
-}
-
-/// The pod's cache: as it says, else as configured.
-fn capacity(config: &Config, pod: &Pod) -> Capacity {
-    let known = |tokens: f32| (tokens > 0.0).then(|| u64_of_f64(f64::from(tokens)));
-    let kv = pod.scrape.and_then(|scrape| known(scrape.kv_capacity_tokens));
-    let host = pod.scrape.and_then(|scrape| known(scrape.host_kv_capacity_tokens));
-    Capacity {
-        kv_tokens: kv.unwrap_or(u64::from(config.prefix.default_capacity_tokens)),
-        host_tokens: host.unwrap_or(u64::from(config.prefix.default_host_tokens)),
     }
 }

@@ -12,16 +12,29 @@ use crate::virtual_time::{Foretoken, Policy};
 /// foretoken as it is shipped, with a model that is fitted during the run.
 pub const FORETOKEN: &str = "foretoken";
 
+/// A router reads the ledgers of at most 256 others.
+const MOST_ENVOYS: usize = 256;
+
 /// What is taken away from it, one at a time.
-pub const ABLATIONS: [(&str, &str); 8] = [
+pub const ABLATIONS: [(&str, &str); 18] = [
     ("foretoken-untrained", "no model: the analytic prior decides"),
+    ("foretoken-no-ledger", "what is in flight is known from scrapes alone"),
+    ("foretoken-no-prefix", "no prefix index: prompts are told apart by their length alone"),
+    ("foretoken-no-eviction", "pods are taken to keep every block for ever"),
     ("foretoken-greedy", "own latency only: no delay to others, none to the future"),
     ("foretoken-no-others", "no charge for the delay to requests that the pod holds"),
     ("foretoken-no-future", "no charge for the delay to requests that it will get"),
     ("foretoken-scrape-1s", "telemetry every second"),
+    ("foretoken-scrape-5s", "telemetry every five seconds"),
     ("foretoken-no-telemetry", "no scrapes at all"),
     ("foretoken-2-workers", "two workers that share what an Envoy's workers share"),
     ("foretoken-4-envoys", "four Envoys that know nothing of each other"),
+    ("foretoken-4-envoys-20ms", "four that hear of each other's placements and ledgers 20 ms late"),
+    ("foretoken-4-envoys-100ms", "the same 100 ms late"),
+    ("foretoken-4-envoys-500ms", "the same 500 ms late"),
+    ("foretoken-16-envoys", "sixteen Envoys that know nothing of each other"),
+    ("foretoken-16-envoys-20ms", "sixteen that hear of each other 20 ms late"),
+    ("foretoken-16-envoys-100ms", "the same 100 ms late"),
 ];
 
 /// Why a policy could not be made.
@@ -56,11 +69,29 @@ pub fn foretoken_options(name: &str, seed: u64, config: &serde_json::Value) -> O
         "-scrape-1s" => options.scrape_interval_ms = 1000,
         "-scrape-50ms" => options.scrape_interval_ms = 50,
         "-no-telemetry" => options.scraped = false,
+        "-scrape-5s" => {
+            options.scrape_interval_ms = 5000;
+            // Else it would be unknown half of the time, which is another matter.
+            options.config["telemetry"]["stale_after_ms"] = 15_000.into();
+        }
+        "-no-ledger" => options.ablation.no_ledger = true,
+        "-no-eviction" => options.ablation.no_eviction = true,
+        "-no-prefix" => options.prefixes = false,
         "-2-workers" => options.workers = 2,
-        "-4-envoys" => options.envoys = 4,
-        _ => return None,
+        rest => (options.envoys, options.exchange_ms) = envoys(rest)?,
     }
     Some(options)
+}
+
+/// `-4-envoys` or `-4-envoys-100ms`: how many, and how late they hear of each other.
+fn envoys(name: &str) -> Option<(usize, Option<u32>)> {
+    let (count, rest) = name.strip_prefix('-')?.split_once("-envoys")?;
+    let count = count.parse().ok().filter(|count| (1..=MOST_ENVOYS).contains(count))?;
+    let delay_ms = match rest {
+        "" => None,
+        rest => Some(rest.strip_prefix('-')?.strip_suffix("ms")?.parse().ok()?),
+    };
+    Some((count, delay_ms))
 }
 
 /// What foretoken's models come from.

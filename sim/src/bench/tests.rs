@@ -104,3 +104,17 @@ fn the_search_finds_a_rate_that_holds_and_is_nearly_the_highest() {
     assert!(rate > 2.0 && rate < 10.0, "{rate}");
     assert!(slow > 0.6 * rate && slow < 2.0 * rate, "{slow} {rate}");
 }
+
+#[test]
+fn every_ablation_that_is_listed_can_be_run() {
+    for (name, _) in policies::ABLATIONS {
+        assert!(
+            matches!(policies::make(name, 3, 1, &Models::default(), 0), Ok(policies::Made::Foretoken(_))),
+            "{name}"
+        );
+    }
+    for odd in ["foretoken-0-envoys", "foretoken-4-envoys-soon", "foretoken-900-envoys", "foretoken-no-idea"]
+    {
+        assert!(policies::make(odd, 3, 1, &Models::default(), 0).is_err(), "{odd}");
+    }
+}

@@ -3,7 +3,7 @@
 //! Per Envoy several workers, each a [`Router`] with its own ledger and prefix index; the workers of one Envoy
 //! share what the filter's workers share through the host (ledger blobs, placement segments, the table of pods)
 //! and in the same order: a worker takes in the others' news before it decides and tells its own after. Envoys
-//! share nothing. Samples go to a [`Fit`], whose models come back as the trainer's pushes do.
+//! share nothing, or what [`super::exchange`] brings. Samples go to a [`Fit`], whose models come back as the trainer's pushes do.
 //!
 //! What it is not: the filter. No bytes of requests or responses, no HTTP.
 
@@ -16,10 +16,11 @@ use foretoken_core::hash::pod_key;
 use foretoken_core::model::Model;
 use foretoken_core::request::{Api, LlmRequest, Prompt};
 use foretoken_core::response::{Summary, Usage};
-use foretoken_core::router::{Decision, Dispatch, Outcome, Router, SegmentWrite};
+use foretoken_core::router::{Ablation, Decision, Dispatch, Outcome, Router, SegmentWrite};
 use foretoken_core::sample::{self, Sample, TokenSource};
 use foretoken_core::telemetry::{Dialect, read_metrics};
 
+use super::exchange::{Exchange, Segments, Snapshot};
 use super::policy::{Ask, Pick, Policy, Token};
 use super::record::{Ending, Record};
 use super::scrape::PodMetrics;
@@ -73,6 +74,13 @@ pub struct ForetokenOptions {
     pub shown: u64,
     /// Whether answers hide how many prompt tokens were cached, as vLLM's do unless it is told otherwise.
     pub mute_cached_tokens: bool,
+    /// Time that an Envoy's ledgers and placements take to the other Envoys; `None`: they know nothing of each
+    /// other. See [`super::exchange`].
+    pub exchange_ms: Option<u32>,
+    /// Parts of the router that are left out.
+    pub ablation: Ablation,
+    /// Whether routers get to see what prompts begin with.
+    pub prefixes: bool,
     /// The model to begin with.
     pub model: Option<Arc<Model>>,
     /// When models are fitted, if there is a [`Fit`].
@@ -92,6 +100,9 @@ impl Default for ForetokenOptions {
             config: serde_json::json!({}),
             shown: 0,
             mute_cached_tokens: false,
+            exchange_ms: None,
+            ablation: Ablation::default(),
+            prefixes: true,
             model: None,
             refit: Refit::default(),
             seed: 1,
@@ -102,9 +113,11 @@ impl Default for ForetokenOptions {
 struct Worker {
     router: Router,
     /// What it stored in shared data.
-    segments: HashMap<u64, Vec<u8>>,
+    segments: Segments,
     /// Something happened since its ledger was last taken.
     news: bool,
+    /// …and since it was last sent to the other Envoys.
+    unsent: bool,
     blob: Vec<u8>,
     fleet_version: u64,
 }
@@ -127,6 +140,7 @@ pub struct Foretoken {
     index: HashMap<String, usize>,
     config: Arc<Config>,
     workers: Vec<Worker>,
+    exchange: Option<Exchange>,
     fleet: Fleet,
     fleet_version: u64,
     held: hashbrown::HashMap<u64, Held>,
@@ -190,10 +204,18 @@ impl Foretoken {
                 let incarnation =
                     options.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(at + 1).max(1);
                 let mut router = Router::new(Arc::clone(&config), incarnation);
+                router.set_ablation(options.ablation);
                 if let Some(model) = &options.model {
                     router.set_model(Some(Arc::clone(model)), 1);
                 }
-                Worker { router, segments: HashMap::new(), news: true, blob: Vec::new(), fleet_version: 0 }
+                Worker {
+                    router,
+                    segments: Segments::new(),
+                    news: true,
+                    unsent: true,
+                    blob: Vec::new(),
+                    fleet_version: 0,
+                }
             })
             .collect();
         Ok(Self {
@@ -201,6 +223,9 @@ impl Foretoken {
             addresses,
             config,
             workers,
+            exchange: options
+                .exchange_ms
+                .map(|delay_ms| Exchange::new(options.workers * options.envoys, delay_ms)),
             fleet: Fleet::default(),
             fleet_version: 1,
             held: hashbrown::HashMap::new(),
@@ -266,9 +291,17 @@ impl Foretoken {
                 self.workers[peer].blob = self.workers[peer].router.export(buffer, now_us);
             }
             let (reader, writer) = pair(&mut self.workers, at, peer);
-            reader.router.import_peer((peer - first) as u32, &writer.blob, |place| {
-                writer.segments.get(&place).cloned()
+            reader.router.import_peer(peer as u32, &writer.blob, |place| {
+                writer.segments.get(&place).map(|segment| segment.to_vec())
             });
+        }
+        if let Some(exchange) = &mut self.exchange {
+            for peer in (0..self.workers.len()).filter(|peer| !(first..first + workers).contains(peer)) {
+                let Some(snapshot) = exchange.arrived(peer, now_us) else { continue };
+                self.workers[at].router.import_peer(peer as u32, &snapshot.blob, |place| {
+                    snapshot.segments.get(&place).map(|segment| segment.to_vec())
+                });
+            }
         }
         self.workers[at].router.take_pages(now_us);
     }
@@ -276,8 +309,23 @@ impl Foretoken {
     fn store(&mut self, at: usize, segment: Option<SegmentWrite>) {
         let worker = &mut self.workers[at];
         worker.news = true;
-        if self.options.workers > 1 {
-            worker.segments.extend(segment);
+        worker.unsent = true;
+        if self.options.workers > 1 || self.exchange.is_some() {
+            worker.segments.extend(segment.map(|(place, bytes)| (place, Arc::from(bytes))));
+        }
+    }
+
+    /// Sends what is due to the other Envoys, as it was at its time: nothing has changed since the last call.
+    fn send_due(&mut self, now_us: u64) {
+        let Some(exchange) = &mut self.exchange else { return };
+        for at_us in exchange.due(now_us).into_iter().flatten() {
+            for (at, worker) in self.workers.iter_mut().enumerate() {
+                // An idle worker's word goes out too, so that it is not taken for dead.
+                if std::mem::take(&mut worker.unsent) || exchange.is_old(at, at_us) {
+                    let blob = worker.router.export(Vec::new(), at_us);
+                    exchange.send(at, Snapshot { at_us, blob, segments: worker.segments.clone() });
+                }
+            }
         }
     }
 
@@ -351,9 +399,10 @@ impl Policy for Foretoken {
     }
 
     fn pick(&mut self, ask: &Ask<'_>) -> Pick {
+        self.send_due(ask.now_us);
         let worker = self.worker_of(ask.id);
         self.sync(worker, ask.now_us);
-        let request = llm_request(ask);
+        let request = llm_request(ask, self.options.prefixes);
         self.decisions += 1;
         let is_shown = self.options.shown > 0 && self.decisions.is_multiple_of(self.options.shown);
         let router = &mut self.workers[worker].router;
@@ -372,7 +421,11 @@ impl Policy for Foretoken {
             Held {
                 dispatch: None,
                 decision: Some(Box::new(decision)),
-                answer: ask.request.blocks[request.prompt.blocks.len()..].to_vec(),
+                answer: if self.options.prefixes {
+                    ask.request.blocks[request.prompt.blocks.len()..].to_vec()
+                } else {
+                    Vec::new()
+                },
                 request,
                 worker,
                 output_tokens: 0,
@@ -401,16 +454,19 @@ impl Policy for Foretoken {
     }
 
     fn token(&mut self, token: &Token, now_us: u64) {
+        self.send_due(now_us);
         let Some(held) = self.held.get_mut(&token.id) else { return };
         held.output_tokens = token.tokens;
         let worker = &mut self.workers[held.worker];
         if let Some(dispatch) = &mut held.dispatch {
             worker.router.progress(dispatch, token.tokens, now_us);
             worker.news = true;
+            worker.unsent = true;
         }
     }
 
     fn ended(&mut self, id: u64, record: &Record, now_us: u64) {
+        self.send_due(now_us);
         let Some(mut held) = self.held.remove(&id) else { return };
         let Some(dispatch) = &mut held.dispatch else { return };
         let complete = record.ending == Ending::Complete;
@@ -455,7 +511,7 @@ impl Policy for Foretoken {
 }
 
 /// The request as the filter would have read it from a body of token ids.
-fn llm_request(ask: &Ask<'_>) -> LlmRequest {
+fn llm_request(ask: &Ask<'_>, prefixes: bool) -> LlmRequest {
     let request = ask.request;
     LlmRequest {
         api: Api::Completions,
@@ -466,7 +522,7 @@ fn llm_request(ask: &Ask<'_>) -> LlmRequest {
         prompt: Prompt {
             text_bytes: request.prompt_tokens.saturating_mul(4),
             exact_tokens: Some(request.prompt_tokens),
-            blocks: request.prompt_blocks().to_vec(),
+            blocks: if prefixes { request.prompt_blocks().to_vec() } else { Vec::new() },
             ..Prompt::default()
         },
     }

@@ -8,11 +8,13 @@
 //! * [`content`]: prompts and answers as block hashes. [`workload`]: what arrives when.
 //! * [`pods`]: the engines, and the truth about them. [`scrape`]: what a metrics page says of it.
 //! * [`policy`]: the interface of a router. [`foretoken`]: `foretoken-core` behind it.
+//!   [`exchange`]: what its Envoys hear of each other.
 //! * [`run`]: the event loop. [`record`]: what came of each request, and its figures.
 //!
 //! What it is not: a network. A request reaches its pod at once and a token its router at the end of the step.
 
 pub mod content;
+pub mod exchange;
 pub mod foretoken;
 pub mod pods;
 pub mod policy;

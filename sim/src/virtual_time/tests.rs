@@ -217,6 +217,31 @@ fn two_workers_route_nearly_as_well_as_one() {
 }
 
 #[test]
+fn envoys_that_hear_of_each_other_keep_prompts_where_they_are() {
+    let hit_rate = |envoys, exchange_ms| {
+        let options = ForetokenOptions { envoys, exchange_ms, ..ForetokenOptions::default() };
+        let mut policy = Foretoken::new(4, options, None).unwrap();
+        Figures::of(&run(&mut policy, 4, arrivals(600, 25_000, 40)).records, 0.3, 0.05).hit_rate
+    };
+    let (one, private, exchanged) = (hit_rate(1, None), hit_rate(4, None), hit_rate(4, Some(100)));
+    assert!(private < 0.95 * one, "{one} {private}");
+    assert!(exchanged > 0.97 * one, "{one} {exchanged}");
+}
+
+#[test]
+fn a_router_that_takes_caches_for_endless_or_prompts_for_blank_routes_otherwise() {
+    let pods_of = |options: ForetokenOptions| {
+        let mut policy = Foretoken::new(3, options, None).unwrap();
+        let records = run(&mut policy, 3, arrivals(150, 15_000, 40)).records;
+        records.iter().map(|record| record.pod).collect::<Vec<_>>()
+    };
+    let whole = pods_of(ForetokenOptions::default());
+    let no_ledger = foretoken_core::router::Ablation { no_ledger: true, ..Default::default() };
+    assert_ne!(whole, pods_of(ForetokenOptions { prefixes: false, ..ForetokenOptions::default() }));
+    assert_ne!(whole, pods_of(ForetokenOptions { ablation: no_ledger, ..ForetokenOptions::default() }));
+}
+
+#[test]
 fn an_overloaded_run_is_broken_off() {
     let mut workload = Listed::new(arrivals(5000, 1000, 5000));
     let run = Simulation::new(vec![profile()], &mut Rotate(0, 1), &mut workload, &mut (), 1)
