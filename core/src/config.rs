@@ -6,10 +6,16 @@
 //! setting. Unknown fields are errors: a misspelt setting that is silently ignored is worse than a
 //! refused configuration, which leaves the old one serving.
 
+pub mod routes;
+pub mod slo;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use routes::{RouteConfig, RouteSettings};
+pub use slo::{Malformed, PriorityConfig, ShedConfig, SloConfig, SloPolicy, SloQuantile, Trust};
 
 /// Why a configuration was refused.
 #[derive(Debug, Error)]
@@ -59,6 +65,18 @@ pub struct Config {
     /// How predictions become a choice.
     #[serde(default)]
     pub policy: PolicyConfig,
+    /// Latency targets.
+    #[serde(default)]
+    pub slo: SloConfig,
+    /// Priorities.
+    #[serde(default)]
+    pub priority: PriorityConfig,
+    /// Shedding of requests with a priority below 0.
+    #[serde(default)]
+    pub shed: ShedConfig,
+    /// What single routes do otherwise, by their names.
+    #[serde(default)]
+    pub routes: BTreeMap<String, RouteConfig>,
     /// The prefix index.
     #[serde(default)]
     pub prefix: PrefixConfig,
@@ -131,17 +149,31 @@ impl Default for Pick {
     }
 }
 
+/// Whether a request's body is read before the pick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BodyMode {
+    /// It is: model, prompt and prefix are known.
+    #[default]
+    Read,
+    /// It is not, and the request is held at no time: for an Envoy that cannot hold headers without holding the
+    /// body. The prompt's length is taken from `content-length`; of its prefix nothing is known.
+    None,
+}
+
 /// What is read of requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RequestConfig {
+    /// Whether bodies are read.
+    pub body: BodyMode,
     /// Longer bodies pass through to Envoy's own policy. Envoy's buffer limit must allow as much.
     pub max_body_bytes: u32,
 }
 
 impl Default for RequestConfig {
     fn default() -> Self {
-        Self { max_body_bytes: 8 << 20 }
+        Self { body: BodyMode::default(), max_body_bytes: 8 << 20 }
     }
 }
 
@@ -413,6 +445,7 @@ impl Config {
                 return fail(field, value.to_string(), fix);
             }
         }
+        self.check_slo()?;
         for (field, value) in [
             ("telemetry.path", &self.telemetry.path),
             ("models.path", &self.models.path),

@@ -13,6 +13,18 @@ struct RunnerUp<'a> {
     cost_ms: f32,
 }
 
+/// Targets in ms, priority, and whether the prediction of the pick is within the targets.
+#[derive(Debug, Serialize)]
+struct Asked {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttft_ms: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tpot_ms: Option<f32>,
+    priority: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_time: Option<bool>,
+}
+
 #[derive(Debug, Serialize)]
 struct Explain<'a> {
     pod: &'a str,
@@ -36,6 +48,8 @@ struct Explain<'a> {
     expected_output_tokens: f32,
     prior_ttft_ms: f32,
     prior_tpot_ms: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asked: Option<Asked>,
 }
 
 /// The explain header's value. Pairs are median and 90th percentile; `corrected` is what the model's TTFT and TPOT
@@ -71,6 +85,12 @@ pub fn explain(decision: &Decision, decision_us: u64) -> String {
         expected_output_tokens: decision.expected_output_tokens.round(),
         prior_ttft_ms: round(pick.row.get(crate::features::Feature::PriorTtftMs)),
         prior_tpot_ms: round(pick.row.get(crate::features::Feature::PriorTpotMs)),
+        asked: (decision.terms.targets.any() || decision.terms.priority != 0).then_some(Asked {
+            ttft_ms: decision.terms.targets.ttft_ms,
+            tpot_ms: decision.terms.targets.tpot_ms,
+            priority: decision.terms.priority,
+            in_time: decision.in_time,
+        }),
     };
     serde_json::to_string(&explain).unwrap_or_default()
 }

@@ -1,7 +1,8 @@
 //! Every way the filter can do less than route by a model, by name.
 //!
 //! A fallback that nobody sees is how a router quietly becomes round-robin. So each has one value here,
-//! one counter (`foretoken_fallback_total` with label `reason`), one row in `docs/fallbacks.md`.
+//! one counter (`foretoken_fallback_total` with label `reason`), one row in `docs/fallbacks.md`. The same for
+//! requests that the filter answers itself ([`Refusal`], `foretoken_refused_total`).
 
 /// Which rung of the ladder chose the order of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -31,12 +32,12 @@ impl Rung {
 }
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
-        /// Why a request was not routed by a model, or not among the pods that it should be.
+    ($(#[$about:meta])* $reason:ident: $($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
+        $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Reason { $($(#[$doc])* $variant,)+ }
+        pub enum $reason { $($(#[$doc])* $variant,)+ }
 
-        impl Reason {
+        impl $reason {
             /// All reasons, in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
@@ -50,6 +51,8 @@ macro_rules! reasons {
 }
 
 reasons! {
+    /// Why a request was not routed by a model, or not among the pods that it should be.
+    Reason:
     /// No model has been configured yet: the prior routes.
     NoModel = "no_model",
     /// The model returned a value that is not finite or not positive: the prior routes.
@@ -78,6 +81,34 @@ reasons! {
     ModelNotServed = "model_not_served",
     /// A call into the host failed.
     HostCall = "host_call",
+    /// The route says that Envoy's own policy picks (`routes.*.enabled`).
+    RouteOff = "route_off",
+}
+
+reasons! {
+    /// Why a request was answered here and sent to no pod.
+    Refusal:
+    /// It may be shed, and no pod would give it a first token in time.
+    ShedTtft = "shed_ttft",
+    /// It may be shed, and every pod that would give it a first token in time would be too slow after it.
+    ShedTpot = "shed_tpot",
+    /// Its TTFT target cannot be read.
+    MalformedTtftTarget = "malformed_ttft_target",
+    /// Its TPOT target cannot be read.
+    MalformedTpotTarget = "malformed_tpot_target",
+    /// Its priority cannot be read.
+    MalformedPriority = "malformed_priority",
+}
+
+impl Refusal {
+    /// The HTTP status of the answer.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        match self {
+            Self::ShedTtft | Self::ShedTpot => 429,
+            Self::MalformedTtftTarget | Self::MalformedTpotTarget | Self::MalformedPriority => 400,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -87,9 +118,10 @@ mod tests {
     #[test]
     fn names_are_unique_and_fit_a_metric_label() {
         let mut seen = std::collections::HashSet::new();
-        for reason in Reason::ALL {
-            assert!(seen.insert(reason.name()));
-            assert!(reason.name().bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
+        let refusals = Refusal::ALL.iter().map(|refusal| refusal.name());
+        for name in Reason::ALL.iter().map(|reason| reason.name()).chain(refusals) {
+            assert!(seen.insert(name));
+            assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
         }
     }
 }

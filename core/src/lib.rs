@@ -12,6 +12,7 @@
 //! * [`fleet`]: which pods there are and what their metrics said, as the polling worker shares it.
 //! * [`features`], [`prior`], [`model`]: a row per candidate pod, and what is predicted from it.
 //! * [`policy`]: predictions to an ordered list of pods; [`fallback`] names every way it can be less.
+//! * [`asked`], [`slo`], [`shed`]: targets and priorities, what they change, who is turned away; [`refuse`]: how.
 //! * [`router`]: the above put together for one VM; [`sample`]: what is learned from an outcome.
 //! * [`config`]: the filter's configuration, shared with the trainer that publishes it.
 //!
@@ -38,6 +39,7 @@
     )
 )]
 
+pub mod asked;
 #[cfg(test)]
 mod captured;
 pub mod codec;
@@ -58,11 +60,14 @@ pub mod placements;
 pub mod policy;
 pub mod prefix;
 pub mod prior;
+pub mod refuse;
 pub mod request;
 pub mod residual;
 pub mod response;
 pub mod router;
 pub mod sample;
 pub mod served;
+pub mod shed;
+pub mod slo;
 pub mod speed;
 pub mod telemetry;

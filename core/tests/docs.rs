@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use foretoken_core::config::{Config, ModelConfig};
-use foretoken_core::fallback::Reason;
+use foretoken_core::config::{Config, ModelConfig, RouteConfig};
+use foretoken_core::fallback::{Reason, Refusal};
 use foretoken_core::request::Api;
 use foretoken_core::telemetry::Dialect;
 use serde_json::Value;
@@ -109,7 +109,8 @@ fn every_documented_range_is_the_one_that_is_checked() {
 fn every_fallback_is_documented_in_order() {
     let table = rows(include_str!("../../docs/fallbacks.md"));
     let documented: Vec<&str> = table.iter().map(|cells| cells[0].trim_matches('`')).collect();
-    let names: Vec<&str> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+    let refusals = Refusal::ALL.iter().map(|refusal| refusal.name());
+    let names: Vec<&str> = Reason::ALL.iter().map(|reason| reason.name()).chain(refusals).collect();
     assert_eq!(documented, names, "docs/fallbacks.md (left) and core/src/fallback.rs differ");
     for (reason, cells) in Reason::ALL.iter().zip(&table) {
         let expected = match reason {
@@ -120,6 +121,26 @@ fn every_fallback_is_documented_in_order() {
         };
         assert_eq!((cells.len(), cells[1].as_str()), (4, expected), "{}", reason.name());
     }
+    for (refusal, cells) in Refusal::ALL.iter().zip(&table[Reason::ALL.len()..]) {
+        let expected = refusal.status().to_string();
+        assert_eq!((cells.len(), &cells[1]), (4, &expected), "{}", refusal.name());
+    }
+}
+
+#[test]
+fn every_setting_of_a_route_is_documented() {
+    let text = r#"{"enabled":true,"body":"read","ttft_ms":1,"tpot_ms":1,"quantile":"p50","policy":"pack",
+        "trust":"own","priority":1,"shed_ttft_ms":1}"#;
+    let route: RouteConfig = serde_json::from_str(text).unwrap();
+    let Value::Object(fields) = serde_json::to_value(&route).unwrap() else { panic!("no object") };
+    let table = rows(include_str!("../../docs/targets.md"));
+    let documented: Vec<String> = table.iter().map(|cells| cells[0].replace('`', "")).collect();
+    let mut sorted = documented.clone();
+    sorted.sort();
+    let mut expected: Vec<String> = fields.into_iter().map(|(name, _)| name).collect();
+    expected.sort();
+    assert_eq!(sorted, expected, "docs/targets.md (left) and core/src/config/routes.rs differ");
+    assert!(table.iter().all(|cells| cells.len() == 3 && !cells[1].is_empty()));
 }
 
 #[test]

@@ -9,7 +9,7 @@
 
 use core::cell::RefCell;
 
-use foretoken_core::fallback::{Reason, Rung};
+use foretoken_core::fallback::{Reason, Refusal, Rung};
 use hashbrown::HashMap;
 
 use crate::host::{Host, MetricKind};
@@ -64,6 +64,10 @@ metrics! {
     Requests Counter "foretoken_requests_total" "" "Requests that reached the filter.";
     Picks(Rung) Counter "foretoken_picks_total" "rung" "Requests for which the filter named the pods, by what decided.";
     Fallback(Reason) Counter "foretoken_fallback_total" "reason" "Requests that no model routed, or that were not routed among the pods that they should be, by reason; see fallbacks.md.";
+    Refused(Refusal) Counter "foretoken_refused_total" "reason" "Requests that the filter answered itself, with 429 or 400, by reason; see fallbacks.md.";
+    Malformed(Refusal) Counter "foretoken_malformed_total" "reason" "Requests with a target or a priority that could not be read, by reason: refused, or routed without it (slo.malformed).";
+    TargetsMet(Target) Counter "foretoken_targets_met_total" "target" "Streamed answers that met their latency target.";
+    TargetsMissed(Target) Counter "foretoken_targets_missed_total" "target" "Streamed answers that missed their latency target, and requests with one that failed.";
     Ejections Counter "foretoken_ejections_total" "" "Pods left alone for a while, for failing requests in a row.";
     SamplesSent Counter "foretoken_samples_sent_total" "" "Samples that the trainer has taken.";
     SamplesDropped Counter "foretoken_samples_dropped_total" "" "Samples given up: the buffer was full, or the trainer refused them.";
@@ -88,6 +92,15 @@ metrics! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(pub u8);
 
+/// A latency target, as a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Time to first token.
+    Ttft,
+    /// Time per output token.
+    Tpot,
+}
+
 /// A series of an engine, as a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Series(pub &'static str);
@@ -106,6 +119,21 @@ impl Label for Rung {
 impl Label for Reason {
     fn label(self) -> String {
         self.name().to_owned()
+    }
+}
+
+impl Label for Refusal {
+    fn label(self) -> String {
+        self.name().to_owned()
+    }
+}
+
+impl Label for Target {
+    fn label(self) -> String {
+        match self {
+            Self::Ttft => "ttft".to_owned(),
+            Self::Tpot => "tpot".to_owned(),
+        }
     }
 }
 

@@ -92,8 +92,7 @@ impl HttpContext for SdkStream {
     }
 
     fn on_http_request_trailers(&mut self, _num_trailers: usize) -> Action {
-        self.0.request_trailers();
-        Action::Continue
+        action(self.0.request_trailers())
     }
 
     fn on_http_response_headers(&mut self, _num_headers: usize, end_of_stream: bool) -> Action {

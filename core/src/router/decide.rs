@@ -16,10 +16,12 @@ use crate::policy::{Cost, cost, order};
 use crate::prefix::{PrefixMatch, Survival};
 use crate::prior::{Prior, prior};
 use crate::request::{LlmRequest, model_key};
+use crate::shed::{Place, Shed};
+use crate::slo::{Miss, Terms};
 use crate::speed::PodSpeed;
 
-/// Spread of the prior's own 90th percentile over its median. Only the explain header shows it; decisions
-/// use medians.
+/// Spread of the prior's own 90th percentile over its median. It only matters to latency targets; costs are made of
+/// medians.
 const PRIOR_P90: f32 = 1.5;
 
 /// One candidate of a decision.
@@ -78,6 +80,12 @@ pub struct Decision {
     pub expected_output_tokens: f32,
     /// Key of the LLM asked for.
     pub model_key: u64,
+    /// What was asked for besides.
+    pub terms: Terms,
+    /// Whether the best candidate meets the targets, by its prediction; `None` without targets.
+    pub in_time: Option<bool>,
+    /// The request is to be answered with this and sent nowhere.
+    pub shed: Option<Shed>,
 }
 
 #[derive(Debug)]
@@ -104,11 +112,26 @@ fn usable(value: f32) -> bool {
 }
 
 impl Router {
-    /// Decides where a request should go. Changes nothing that another decision sees; [`Router::dispatch`] does.
+    /// Decides where a request that asks for nothing in particular should go: [`Router::decide_on`] with the
+    /// default terms, which never sheds.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn decide(&mut self, request: &LlmRequest, now_us: u64) -> Result<Decision, Reason> {
+        self.decide_on(request, &Terms::default(), now_us)
+    }
+
+    /// Decides where a request should go, or whether it should at all ([`Decision::shed`]). Changes nothing that
+    /// another decision sees; [`Router::dispatch`] does.
     ///
     /// # Errors
     /// [`Reason::NoCandidates`] when no pod is known: Envoy's own policy picks.
-    pub fn decide(&mut self, request: &LlmRequest, now_us: u64) -> Result<Decision, Reason> {
+    pub fn decide_on(
+        &mut self,
+        request: &LlmRequest,
+        terms: &Terms,
+        now_us: u64,
+    ) -> Result<Decision, Reason> {
         let model_key = model_key(&request.model);
         let prompt_tokens = self.tokens.estimate(model_key, &request.prompt).max(1.0);
         let expected_output_tokens = crate::lengths::expected_output_tokens(
@@ -127,7 +150,7 @@ impl Router {
         self.fill_rows(&candidates, prompt_tokens, expected_output_tokens, model_key, now_us);
         let (rung, reason) = self.predict(&candidates);
 
-        let policy = &self.config.policy;
+        let policy = &terms.weigh(&self.config.policy, &self.config.priority);
         let costs: Vec<Cost> = candidates
             .iter()
             .zip(&self.scratch.predictions)
@@ -148,7 +171,14 @@ impl Router {
         } else {
             usize::try_from(self.config.pick.count).unwrap_or(1).max(1)
         };
-        let ranked = order(&totals, tie_share, self.next_random());
+        let random = self.next_random();
+        let predicted = matches!(rung, Rung::Model | Rung::Prior);
+        let by_targets = predicted.then(|| {
+            let predictions = &self.scratch.predictions;
+            terms.rank(predictions, &costs, &totals, expected_output_tokens, tie_share, random)
+        });
+        let ranked = by_targets.flatten().unwrap_or_else(|| order(&totals, tie_share, random));
+        let shed = if predicted { self.judge(terms, &candidates, random) } else { None };
         let choice = |at: usize| -> Option<Choice> {
             let (candidate, total_ms) = (candidates.get(at)?, *totals.get(at)?);
             let pod = self.fleet.pods().get(candidate.at)?;
@@ -184,6 +214,10 @@ impl Router {
         };
         let count = candidates.len();
         self.scratch.candidates = candidates;
+        let in_time = choices
+            .first()
+            .filter(|_| predicted && terms.targets.any())
+            .map(|pick| Miss::of(&pick.prediction, terms.targets, terms.quantile).is_none());
         Ok(Decision {
             choices,
             runner_up,
@@ -197,7 +231,24 @@ impl Router {
             block_tokens,
             expected_output_tokens,
             model_key,
+            terms: *terms,
+            in_time,
+            shed,
         })
+    }
+
+    fn judge(&self, terms: &Terms, candidates: &[Candidate], random: u64) -> Option<Shed> {
+        let scratch = &self.scratch;
+        let places = candidates.iter().zip(scratch.predictions.iter().zip(&scratch.rows)).map(
+            |(candidate, (prediction, row))| Place {
+                prediction,
+                load: &candidate.load,
+                speed: &candidate.speed,
+                prefill_share: candidate.prior.prefill_share,
+                has_others: row.get(Feature::ForeignRequests) > 0.0,
+            },
+        );
+        crate::shed::judge(terms, places, &self.config.shed, random)
     }
 
     /// Load, speed and prior of every pod that serves the model, is healthy and is not ejected. A condition that

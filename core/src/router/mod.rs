@@ -17,6 +17,8 @@ mod pods;
 #[cfg(test)]
 mod pods_tests;
 #[cfg(test)]
+mod slo_tests;
+#[cfg(test)]
 mod tests;
 mod typical;
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::placements::Placement;
 use crate::request::{LlmRequest, PromptShape};
 use crate::response::Summary;
 use crate::sample::{Ending, Sample, TokenSource};
+use crate::slo::Targets;
 
 /// A value for the placement ring in shared data: its place and its bytes.
 pub type SegmentWrite = (u64, Vec<u8>);
@@ -43,6 +44,7 @@ pub struct Dispatch {
     pub rung: Rung,
     /// Why it was not the model.
     pub reason: Option<Reason>,
+    targets: Targets,
     model_id: Arc<str>,
     generation: u64,
     first_token_seen: bool,
@@ -104,6 +106,7 @@ impl Router {
             inflight_at_pick: 0.0,
             rung: decision.rung,
             reason: decision.reason,
+            targets: decision.terms.targets,
             model_id: Arc::clone(&decision.model_id),
             generation: decision.generation,
             first_token_seen: false,
@@ -416,6 +419,12 @@ impl Dispatch {
 
     fn served_choice(&self) -> Option<&Choice> {
         self.served.and_then(|at| self.choices.get(at))
+    }
+
+    /// The request's latency targets.
+    #[must_use]
+    pub fn targets(&self) -> Targets {
+        self.targets
     }
 
     /// The pods picked, best first.

@@ -18,7 +18,7 @@ use std::hash::RandomState;
 use std::time::Duration;
 
 use super::resolver::Resolver;
-use super::{Buffer, Callout, Headers, Host, HostError, MetricKind, Shared};
+use super::{Buffer, Callout, Headers, Host, HostError, MetricKind, Shared, pairs};
 
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
@@ -47,6 +47,16 @@ unsafe extern "C" {
         name_size: usize,
         value: *const u8,
         value_size: usize,
+    ) -> u32;
+    fn proxy_send_local_response(
+        status: u32,
+        details: *const u8,
+        details_size: usize,
+        body: *const u8,
+        body_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        grpc_status: i32,
     ) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
@@ -228,6 +238,30 @@ impl Host for Envoy {
     fn remove_header(&self, map: Headers, name: &str) -> Result<(), HostError> {
         check("proxy_remove_header_map_value", unsafe {
             proxy_remove_header_map_value(map_of(map), name.as_ptr(), name.len())
+        })
+    }
+
+    fn answer(
+        &self,
+        status: u16,
+        headers: &[(&str, &str)],
+        body: &str,
+        details: &str,
+    ) -> Result<(), HostError> {
+        /// The answer is no gRPC answer.
+        const NO_GRPC: i32 = -1;
+        let packed = pairs::pack(headers);
+        check("proxy_send_local_response", unsafe {
+            proxy_send_local_response(
+                u32::from(status),
+                details.as_ptr(),
+                details.len(),
+                body.as_ptr(),
+                body.len(),
+                packed.as_ptr(),
+                packed.len(),
+                NO_GRPC,
+            )
         })
     }
 

@@ -33,6 +33,21 @@ impl Made {
     }
 }
 
+/// An answer of the filter's own.
+#[derive(Debug, Clone)]
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: String,
+    pub(crate) details: String,
+}
+
+impl Answered {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+}
+
 /// One VM's view of it.
 #[derive(Debug, Default)]
 pub(crate) struct MockHost {
@@ -41,6 +56,7 @@ pub(crate) struct MockHost {
     buffers: RefCell<HashMap<Buffer, Vec<u8>>>,
     properties: RefCell<HashMap<String, Vec<u8>>>,
     calls: RefCell<Vec<Made>>,
+    answers: RefCell<Vec<Answered>>,
     counts: RefCell<HashMap<&'static str, u32>>,
     failing: RefCell<HashMap<&'static str, (u32, bool)>>,
     pub(crate) tick_ms: Cell<u32>,
@@ -99,6 +115,11 @@ impl MockHost {
         std::mem::take(&mut self.resolving.borrow_mut())
     }
 
+    /// The answers given since the last time.
+    pub(crate) fn take_answers(&self) -> Vec<Answered> {
+        std::mem::take(&mut self.answers.borrow_mut())
+    }
+
     /// The callouts made since the last time.
     pub(crate) fn take_calls(&self) -> Vec<Made> {
         std::mem::take(&mut self.calls.borrow_mut())
@@ -151,7 +172,11 @@ impl Host for MockHost {
 
     fn headers(&self, map: Headers) -> Result<Vec<u8>, HostError> {
         self.enter("proxy_get_header_map_pairs")?;
-        Ok(pairs::pack(self.headers.borrow().get(&map).map_or(&[], Vec::as_slice)))
+        let headers = self.headers.borrow();
+        let headers = headers.get(&map).map_or(&[][..], Vec::as_slice);
+        let borrowed: Vec<(&str, &str)> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Ok(pairs::pack(&borrowed))
     }
 
     fn header(&self, map: Headers, name: &str) -> Result<Option<Vec<u8>>, HostError> {
@@ -171,6 +196,23 @@ impl Host for MockHost {
     fn remove_header(&self, map: Headers, name: &str) -> Result<(), HostError> {
         self.enter("proxy_remove_header_map_value")?;
         self.headers.borrow_mut().entry(map).or_default().retain(|(found, _)| found != name);
+        Ok(())
+    }
+
+    fn answer(
+        &self,
+        status: u16,
+        headers: &[(&str, &str)],
+        body: &str,
+        details: &str,
+    ) -> Result<(), HostError> {
+        self.enter("proxy_send_local_response")?;
+        self.answers.borrow_mut().push(Answered {
+            status,
+            headers: headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            body: body.to_owned(),
+            details: details.to_owned(),
+        });
         Ok(())
     }
 

@@ -153,6 +153,19 @@ pub trait Host {
     /// When the host does not do it.
     fn remove_header(&self, map: Headers, name: &str) -> Result<(), HostError>;
 
+    /// Answers the request, which goes nowhere. `details` names the reason in access logs
+    /// (`RESPONSE_CODE_DETAILS`). The caller must hold the request from then on.
+    ///
+    /// # Errors
+    /// When the host does not do it.
+    fn answer(
+        &self,
+        status: u16,
+        headers: &[(&str, &str)],
+        body: &str,
+        details: &str,
+    ) -> Result<(), HostError>;
+
     /// Up to `max_bytes` of a buffer, from its start.
     ///
     /// # Errors

@@ -1,7 +1,9 @@
-//! Reading the packed form in which the ABI hands over a whole header map.
+//! The packed form in which a whole header map crosses the ABI.
 //!
 //! `u32` count, then that many pairs of `u32` lengths, then name, NUL, value, NUL for each. The SDK's own
 //! reader indexes and unwraps; this one stops where the bytes stop.
+
+use foretoken_core::num::u32_of_usize;
 
 /// Pairs that are read: far above Envoy's own bound of 100 headers.
 const MAX_PAIRS: usize = 4096;
@@ -32,12 +34,14 @@ pub fn pairs(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-#[cfg(test)]
-pub(crate) fn pack(headers: &[(String, String)]) -> Vec<u8> {
-    let mut out = (headers.len() as u32).to_le_bytes().to_vec();
+/// These headers in that form.
+#[must_use]
+pub fn pack(headers: &[(&str, &str)]) -> Vec<u8> {
+    let length = |length: usize| u32_of_usize(length).to_le_bytes();
+    let mut out = length(headers.len()).to_vec();
     for (name, value) in headers {
-        out.extend((name.len() as u32).to_le_bytes());
-        out.extend((value.len() as u32).to_le_bytes());
+        out.extend(length(name.len()));
+        out.extend(length(value.len()));
     }
     for text in headers.iter().flat_map(|(name, value)| [name, value]) {
         out.extend(text.as_bytes());
@@ -54,7 +58,9 @@ mod tests {
     proptest! {
         #[test]
         fn packed_headers_are_read_back(headers in prop::collection::vec(("[a-z:-]{0,12}", ".{0,12}"), 0..20)) {
-            let packed = pack(&headers);
+            let borrowed: Vec<(&str, &str)> =
+                headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            let packed = pack(&borrowed);
             let read: Vec<(String, String)> = pairs(&packed)
                 .map(|(name, value)| (String::from_utf8(name.to_vec()).unwrap(), String::from_utf8(value.to_vec()).unwrap()))
                 .collect();

@@ -1,20 +1,24 @@
 //! One request's way through the filter.
 //!
-//! * [`request`]: headers to body to pick. * [`response`]: who answered, when tokens came, how it ended.
+//! * [`request`]: headers to body to pick. [`route`]: what is special about its route. * [`response`]: who answered,
+//!   when tokens came, how it ended.
 //!
 //! Whatever fails on the way, the request goes on: by Envoy's own policy before the pick, by the pick after it.
 
 mod request;
 mod response;
+mod route;
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use foretoken_core::config::Config;
 use foretoken_core::fallback::Reason;
+use foretoken_core::refuse::Answer;
 use foretoken_core::request::{Api, ChainTail};
 use foretoken_core::response::{ResponseReader, Summary};
 use foretoken_core::router::Dispatch;
+use foretoken_core::slo::Terms;
 
 use crate::host::HostError;
 use crate::metrics::Metric;
@@ -44,6 +48,8 @@ enum Phase {
     Holding(Api),
     /// It goes to the pods that were picked.
     Routed(Box<Routed>),
+    /// It was answered here.
+    Answered,
 }
 
 /// A request that was picked for.
@@ -72,6 +78,7 @@ pub struct Stream {
     wants_explain: bool,
     wants_load_report: bool,
     body_seen: bool,
+    terms: Terms,
 }
 
 impl Stream {
@@ -86,6 +93,7 @@ impl Stream {
             wants_explain: false,
             wants_load_report: false,
             body_seen: false,
+            terms: Terms::default(),
         }
     }
 
@@ -94,6 +102,25 @@ impl Stream {
         self.phase = Phase::Passing;
         self.vm.metrics().add(self.vm.host(), Metric::Fallback(reason), 1);
         Flow::Continue
+    }
+
+    /// Answers the request itself. Should Envoy not do it, the request goes on by Envoy's own policy.
+    fn refuse(&mut self, answer: &Answer) -> Flow {
+        let host = self.vm.host();
+        let headers: Vec<(&str, &str)> =
+            answer.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let details = format!("foretoken_{}", answer.refusal.name());
+        match host.answer(answer.refusal.status(), &headers, &answer.body, &details) {
+            Ok(()) => {
+                self.phase = Phase::Answered;
+                self.vm.metrics().add(host, Metric::Refused(answer.refusal), 1);
+                Flow::Hold
+            }
+            Err(error) => {
+                self.complain(&error);
+                self.fall_back(Reason::HostCall)
+            }
+        }
     }
 
     /// A host call failed.
@@ -106,5 +133,7 @@ impl Stream {
     }
 }
 
+#[cfg(test)]
+mod targets_tests;
 #[cfg(test)]
 mod tests;

@@ -9,12 +9,13 @@ use foretoken_core::response::BodyForm;
 use foretoken_core::response::{ResponseReader, form_of_content_type};
 use foretoken_core::router::Outcome;
 use foretoken_core::sample::{Ending, Sample};
+use foretoken_core::slo::Attained;
 use foretoken_core::telemetry::LoadReport;
 use foretoken_core::telemetry::orca::{REPORT_HEADER, REPORT_HEADER_BINARY, read_report, read_report_binary};
 
 use super::{EXPLAIN_HEADER, Phase, Stream};
 use crate::host::{Buffer, Headers, Host};
-use crate::metrics::Metric;
+use crate::metrics::{Metric, Target};
 use crate::state::status_of;
 
 /// Envoy's response flags for a client that went away (`CoreResponseFlag`: DownstreamConnectionTermination,
@@ -164,7 +165,7 @@ impl Stream {
     pub fn closed(&mut self) {
         let host = self.vm.host();
         match &mut self.phase {
-            Phase::Passing => {}
+            Phase::Passing | Phase::Answered => {}
             Phase::Holding(_) => {
                 self.phase = Phase::Passing;
                 if !self.body_seen
@@ -216,6 +217,14 @@ impl Stream {
             record_times(&sample, |metric, ms| {
                 metrics.record(host, metric, u64_of_f64(f64::from(ms).round()));
             });
+        }
+        let attained = Attained::of(routed.dispatch.targets(), &sample);
+        for (target, met) in [(Target::Ttft, attained.ttft), (Target::Tpot, attained.tpot)] {
+            match met {
+                Some(true) => metrics.add(host, Metric::TargetsMet(target), 1),
+                Some(false) => metrics.add(host, Metric::TargetsMissed(target), 1),
+                None => {}
+            }
         }
         state.take_sample(host, metrics, &sample, now_us);
     }

@@ -16,7 +16,7 @@ pub const FORETOKEN: &str = "foretoken";
 const MOST_ENVOYS: usize = 256;
 
 /// What is taken away from it, one at a time.
-pub const ABLATIONS: [(&str, &str); 18] = [
+pub const ABLATIONS: [(&str, &str); 19] = [
     ("foretoken-untrained", "no model: the analytic prior decides"),
     ("foretoken-no-ledger", "what is in flight is known from scrapes alone"),
     ("foretoken-no-prefix", "no prefix index: prompts are told apart by their length alone"),
@@ -27,6 +27,7 @@ pub const ABLATIONS: [(&str, &str); 18] = [
     ("foretoken-scrape-1s", "telemetry every second"),
     ("foretoken-scrape-5s", "telemetry every five seconds"),
     ("foretoken-no-telemetry", "no scrapes at all"),
+    ("foretoken-no-targets", "requests come without their targets and priorities"),
     ("foretoken-2-workers", "two workers that share what an Envoy's workers share"),
     ("foretoken-4-envoys", "four Envoys that know nothing of each other"),
     ("foretoken-4-envoys-20ms", "four that hear of each other's placements and ledgers 20 ms late"),
@@ -77,6 +78,7 @@ pub fn foretoken_options(name: &str, seed: u64, config: &serde_json::Value) -> O
         "-no-ledger" => options.ablation.no_ledger = true,
         "-no-eviction" => options.ablation.no_eviction = true,
         "-no-prefix" => options.prefixes = false,
+        "-no-targets" => options.deaf_to_targets = true,
         "-2-workers" => options.workers = 2,
         rest => (options.envoys, options.exchange_ms) = envoys(rest)?,
     }

@@ -10,7 +10,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use foretoken_core::config::Config;
+use foretoken_core::asked::Asked;
+use foretoken_core::config::{Config, RouteSettings, Trust};
 use foretoken_core::fleet::Fleet;
 use foretoken_core::hash::pod_key;
 use foretoken_core::model::Model;
@@ -18,6 +19,7 @@ use foretoken_core::request::{Api, LlmRequest, Prompt};
 use foretoken_core::response::{Summary, Usage};
 use foretoken_core::router::{Ablation, Decision, Dispatch, Outcome, Router, SegmentWrite};
 use foretoken_core::sample::{self, Sample, TokenSource};
+use foretoken_core::slo::Terms;
 use foretoken_core::telemetry::{Dialect, read_metrics};
 
 use super::exchange::{Exchange, Segments, Snapshot};
@@ -81,6 +83,8 @@ pub struct ForetokenOptions {
     pub ablation: Ablation,
     /// Whether routers get to see what prompts begin with.
     pub prefixes: bool,
+    /// Whether requests come without their targets and priorities.
+    pub deaf_to_targets: bool,
     /// The model to begin with.
     pub model: Option<Arc<Model>>,
     /// When models are fitted, if there is a [`Fit`].
@@ -103,6 +107,7 @@ impl Default for ForetokenOptions {
             exchange_ms: None,
             ablation: Ablation::default(),
             prefixes: true,
+            deaf_to_targets: false,
             model: None,
             refit: Refit::default(),
             seed: 1,
@@ -158,6 +163,7 @@ pub struct Foretoken {
     decisions: u64,
     by_model: u64,
     refused: u64,
+    shed: u64,
 }
 
 /// `ip:port` of a pod.
@@ -242,6 +248,7 @@ impl Foretoken {
             decisions: 0,
             by_model: 0,
             refused: 0,
+            shed: 0,
             options,
         })
     }
@@ -274,6 +281,27 @@ impl Foretoken {
     fn worker_of(&self, id: u64) -> usize {
         let mixed = foretoken_core::hash::chain(self.options.seed, &(id >> 32).to_le_bytes());
         (mixed % self.workers.len() as u64) as usize
+    }
+
+    /// What the request's headers would ask for, on a route that believes them.
+    fn terms(&self, ask: &Ask<'_>) -> Terms {
+        let route = RouteSettings { trust: Trust::All, ..self.config.route(None) };
+        if self.options.deaf_to_targets {
+            return Terms::of_route(&route);
+        }
+        let mut asked = Asked::default();
+        let request = ask.request;
+        let texts = [
+            ("x-slo-ttft-ms", request.slo.map(|slo| slo.ttft_ms.to_string())),
+            ("x-slo-tpot-ms", request.slo.map(|slo| slo.tpot_ms.to_string())),
+            ("x-foretoken-priority", Some(request.priority.to_string())),
+        ];
+        for (name, text) in texts {
+            if let Some(text) = text {
+                asked.take(name.as_bytes(), text.as_bytes());
+            }
+        }
+        asked.terms(&route, &self.config.priority.objectives).0
     }
 
     /// What a worker does before it decides: the newest table of pods, and the other workers' news.
@@ -405,12 +433,17 @@ impl Policy for Foretoken {
         let request = llm_request(ask, self.options.prefixes);
         self.decisions += 1;
         let is_shown = self.options.shown > 0 && self.decisions.is_multiple_of(self.options.shown);
+        let terms = self.terms(ask);
         let router = &mut self.workers[worker].router;
         router.set_lists_all(is_shown);
-        let Ok(mut decision) = router.decide(&request, ask.now_us) else {
+        let Ok(mut decision) = router.decide_on(&request, &terms, ask.now_us) else {
             self.refused += 1;
             return Pick::default();
         };
+        if decision.shed.is_some() {
+            self.shed += 1;
+            return Pick::default();
+        }
         self.by_model += u64::from(decision.rung == foretoken_core::fallback::Rung::Model);
         let shown = is_shown.then(|| Box::new(decision.clone()));
         // The filter knows no more of a decision than this, shown or not.
@@ -504,6 +537,7 @@ impl Policy for Foretoken {
             ("decisions", self.decisions as f64),
             ("decided_by_model", self.by_model as f64),
             ("refused", self.refused as f64),
+            ("shed", self.shed as f64),
             ("model_generation", self.generation as f64),
             ("refused_fits", self.refused_fits as f64),
         ]
