@@ -87,6 +87,21 @@ pub struct Explain {
     pub prior_ttft_ms: f64,
     /// The prior's TPOT.
     pub prior_tpot_ms: f64,
+    /// Targets and priority, where the request has any.
+    pub asked: Option<Asked>,
+}
+
+/// What a request asked for, or its route for it, in an explanation.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Asked {
+    /// TTFT target.
+    pub ttft_ms: Option<f64>,
+    /// TPOT target.
+    pub tpot_ms: Option<f64>,
+    /// Priority.
+    pub priority: i64,
+    /// Whether the pick's prediction is within the targets.
+    pub in_time: Option<bool>,
 }
 
 /// A finished completion.
@@ -117,11 +132,26 @@ impl Completed {
 /// # Errors
 /// When there is no answer, or its explanation is not what the documentation says.
 pub async fn complete(address: SocketAddr, request: &Request) -> Result<Completed> {
+    complete_with(address, "/v1/completions", &[], request).await
+}
+
+/// The same on another path or with more headers.
+///
+/// # Errors
+/// As for [`complete`].
+pub async fn complete_with(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
+    request: &Request,
+) -> Result<Completed> {
+    let mut headers = headers.to_vec();
+    headers.push(("x-foretoken-explain", "1"));
     let body = json!({
         "model": request.model, "prompt": request.prompt, "max_tokens": request.max_tokens, "stream": true,
         "ignore_eos": true, "stream_options": {"include_usage": true},
     });
-    let answer = http::post_json(address, "/v1/completions", &[("x-foretoken-explain", "1")], &body).await?;
+    let answer = http::post_json(address, path, &headers, &body).await?;
     let explain = match answer.header("x-foretoken-explain") {
         Some(text) => Some(serde_json::from_str(text).with_context(|| format!("explain header: {text}"))?),
         None => None,

@@ -10,6 +10,17 @@ use serde_json::{Value, json};
 
 use crate::paths;
 
+/// A route to put before the one that the file has.
+#[derive(Debug, Clone, Default)]
+pub struct RouteSpec {
+    /// How its paths begin, with a slash at both ends.
+    pub prefix: String,
+    /// Its name.
+    pub name: Option<String>,
+    /// Its metadata under `foretoken`.
+    pub metadata: Option<Value>,
+}
+
 /// A bootstrap configuration. Envoy reads JSON as well as YAML; comments are for people.
 #[derive(Debug, Clone)]
 pub struct Bootstrap(Value);
@@ -159,6 +170,41 @@ impl Bootstrap {
         *self.filter("/config_discovery/config_source")? =
             json!({"resource_api_version": "V3", "path_config_source": {"path": path}});
         Ok(())
+    }
+
+    /// Puts routes before the one that is there, alike but for the path's beginning, a name, and what the metadata
+    /// says of the route to the filter. The beginning is taken off the path, so that pods see what they know.
+    ///
+    /// # Errors
+    /// When the file's listener has another shape.
+    pub fn add_routes(&mut self, routes: &[RouteSpec]) -> Result<()> {
+        const ROUTES: &str = "/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+        let all = self.named("listeners", "llm")?.pointer_mut(ROUTES).and_then(Value::as_array_mut);
+        let all = all.ok_or_else(|| anyhow!("envoy.yaml: listener llm has no routes"))?;
+        let base = all.first().cloned().ok_or_else(|| anyhow!("envoy.yaml: listener llm has no route"))?;
+        for (at, spec) in routes.iter().enumerate() {
+            let mut route = base.clone();
+            route["match"] = json!({"prefix": spec.prefix});
+            route["route"]["prefix_rewrite"] = json!("/");
+            if let Some(name) = &spec.name {
+                route["name"] = json!(name);
+            }
+            if let Some(metadata) = &spec.metadata {
+                route["metadata"] = json!({"filter_metadata": {"foretoken": metadata}});
+            }
+            all.insert(at, route);
+        }
+        Ok(())
+    }
+
+    /// Takes away the flag without which Envoy holds the body with the headers.
+    ///
+    /// # Errors
+    /// When the file's filter chain does not set it.
+    pub fn remove_headers_stop_iteration(&mut self) -> Result<()> {
+        let plugin = self.plugin("")?.as_object_mut();
+        let flag = plugin.and_then(|plugin| plugin.remove("allow_on_headers_stop_iteration"));
+        flag.map(|_| ()).ok_or_else(|| anyhow!("envoy.yaml does not set allow_on_headers_stop_iteration"))
     }
 
     /// Sets how often statistics are flushed.

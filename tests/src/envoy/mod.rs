@@ -20,6 +20,7 @@ use serde_json::Value;
 use crate::process::Process;
 use crate::{http, paths, wait};
 use bootstrap::Bootstrap;
+pub use bootstrap::RouteSpec;
 use stats::Stats;
 
 pub use crate::paths::Flavour;
@@ -63,6 +64,10 @@ pub struct Options {
     /// A connection for each request: for engines that close it after an answer without announcing so, as
     /// llama.cpp does after streams. On a pooled connection the next request would meet the close.
     pub one_request_per_connection: bool,
+    /// Routes before the one for everything.
+    pub routes: Vec<RouteSpec>,
+    /// Whether Envoy can hold a request's headers and let its body come.
+    pub holds_headers: bool,
 }
 
 impl Options {
@@ -80,6 +85,8 @@ impl Options {
             filter: filter_config()?,
             discovery: Discovery::Fixed,
             one_request_per_connection: false,
+            routes: Vec::new(),
+            holds_headers: true,
         })
     }
 }
@@ -133,6 +140,10 @@ impl Envoy {
         bootstrap.set_cluster("trainer_xds", &[xds])?;
         bootstrap.set_module(&paths::module(options.flavour)?)?;
         bootstrap.set_filter_config(&options.filter)?;
+        bootstrap.add_routes(&options.routes)?;
+        if !options.holds_headers {
+            bootstrap.remove_headers_stop_iteration()?;
+        }
         if let Some(file) = &options.ecds {
             bootstrap.set_ecds_file(file)?;
         }
