@@ -37,7 +37,7 @@ async fn a_route_is_known_by_its_name_and_by_its_metadata() -> Result<()> {
     let envoy = Envoy::start("routes", &options, &dir).await?;
     envoy.wait_for_pods(2, Duration::from_secs(20)).await?;
 
-    let request = Request::new("what does the route say of this", 2);
+    let request = Request::new("what does the route say of this ".repeat(60), 2);
     let asked = async |prefix: &str| -> Result<Option<Asked>> {
         let headers = [("x-slo-tpot-ms", "70000")];
         let path = format!("{prefix}/v1/completions");

@@ -13,10 +13,11 @@ const ROUTE_METADATA: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "
 
 const ROUTE_NAME: [&str; 2] = ["xds", "route_name"];
 
-/// Metadata that is not there is an error to Envoy's expressions, so what cannot be had counts as absent.
+/// Metadata that is not there is an error to Envoy's expressions, so what cannot be had counts as absent. So does what
+/// is no text: a number comes as the eight bytes of a double.
 fn text(host: &dyn Host, path: &[&str]) -> Option<String> {
     let value = host.property(path).ok()??;
-    String::from_utf8(value).ok().filter(|text| !text.is_empty())
+    String::from_utf8(value).ok().filter(|text| !text.is_empty() && !text.contains(char::is_control))
 }
 
 impl Stream {

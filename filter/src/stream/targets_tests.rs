@@ -149,6 +149,12 @@ fn a_route_by_name_or_by_metadata_has_settings_of_its_own() {
     assert_eq!((flow, answers.len()), (Flow::Continue, 0));
     assert!(worker.host.property_text("foretoken").unwrap().ends_with("in_time=false"));
 
+    // A number there is no name, though its bytes may be text.
+    let worker = busy_worker(routes);
+    worker.host.put_property(&ROUTE_NAME, b"batch");
+    worker.host.put_property(&ROUTE_METADATA, &5.0_f64.to_le_bytes());
+    assert_eq!(ask(&worker, &[]).2[0].status, 429);
+
     let worker = busy_worker(routes);
     worker.host.put_property(&ROUTE_NAME, b"off");
     let (_, flow) = worker.open(&[(PICK, "10.6.6.6:80"), ("x-slo-ttft-ms", "1")]);
