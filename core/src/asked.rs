@@ -61,8 +61,9 @@ fn name_of(name: &[u8]) -> Option<Name> {
 }
 
 /// One header's value, whatever number of times it came.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 enum Said<T> {
+    #[default]
     Nothing,
     Value(T),
     /// Unreadable, or two that differ.
@@ -81,12 +82,6 @@ impl<T: PartialEq> Said<T> {
     /// This, unless nothing was said.
     fn or(self, other: Self) -> Self {
         if self == Self::Nothing { other } else { self }
-    }
-}
-
-impl<T> Default for Said<T> {
-    fn default() -> Self {
-        Self::Nothing
     }
 }
 

@@ -75,7 +75,7 @@ impl Miss {
 
 /// What one request is promised and what it may cost others: from its route and its headers
 /// ([`crate::asked::Asked::terms`]). The default asks for nothing.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Terms {
     /// Its targets.
     pub targets: Targets,
@@ -87,18 +87,6 @@ pub struct Terms {
     pub priority: i32,
     /// What it must be able to get in order not to be shed: its own targets, else the route's bound.
     pub shed_by: Targets,
-}
-
-impl Default for Terms {
-    fn default() -> Self {
-        Self {
-            targets: Targets::default(),
-            quantile: SloQuantile::default(),
-            policy: SloPolicy::default(),
-            priority: 0,
-            shed_by: Targets::default(),
-        }
-    }
 }
 
 impl Terms {
