@@ -63,6 +63,7 @@ pub fn sustained_rate(
             policy: policy.to_owned(),
             seed,
             judged: 0,
+            event: None,
         };
         let (mut ours, mut other);
         let policy = match make(policy, pods, seed, models, 0)? {

@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::event::Event;
 use super::judge::{Judge, Verdict};
 use super::policies::{Made, Models, PolicyError, make};
 use super::pool::Pool;
 use super::traffic::Traffic;
 use crate::virtual_time::record::Spread;
-use crate::virtual_time::{Figures, Observer, Policy, Run, RunError, Simulation};
+use crate::virtual_time::{Figures, Observer, Policy, Record, Run, RunError, Simulation};
 
 /// Arrivals that are not counted: caches fill, and models are fitted…
 const HEAD: f64 = 0.25;
@@ -48,6 +49,8 @@ pub struct CellSpec<'a> {
     pub seed: u64,
     /// Every which of foretoken's decisions is judged; 0: none.
     pub judged: u64,
+    /// What happens to the pool when half of the requests have arrived.
+    pub event: Option<Event>,
 }
 
 /// Figures of one run. TPOT excludes the first token.
@@ -67,6 +70,12 @@ pub struct Cell {
     pub policy: String,
     /// The seed.
     pub seed: u64,
+    /// What happened to the pool when about half of the requests had arrived.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub event: Option<Event>,
+    /// Figures of what arrived before and after that.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub around: Option<Around>,
     /// Requests that count.
     pub requests: usize,
     /// Of those, failed or shed.
@@ -95,6 +104,30 @@ pub struct Cell {
     pub ttft_curve_ms: Vec<f64>,
 }
 
+/// Before and after a change of the pool.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Around {
+    /// Of what arrived before.
+    pub before: Figures,
+    /// Of what arrived after.
+    pub after: Figures,
+}
+
+impl CellSpec<'_> {
+    fn event_us(&self) -> u64 {
+        (self.requests as f64 / self.rate.max(1e-9) / 2.0 * 1e6) as u64
+    }
+
+    fn around(&self, records: &[Record]) -> Option<Around> {
+        self.event?;
+        let at = records.partition_point(|record| record.arrived_us < self.event_us());
+        let (head, tail) = (records.len() as f64 * HEAD, records.len() as f64 * (1.0 - TAIL));
+        let before = records.get(head as usize..at).unwrap_or_default();
+        let after = records.get(at..tail as usize).unwrap_or_default();
+        Some(Around { before: Figures::of(before, 0.0, 0.0), after: Figures::of(after, 0.0, 0.0) })
+    }
+}
+
 /// Runs a policy on traffic.
 ///
 /// # Errors
@@ -108,6 +141,7 @@ pub fn simulate(
     let mut workload = spec.traffic.requests(spec.rate, spec.requests, spec.seed);
     let profiles = spec.pool.profiles(spec.pods, spec.traffic);
     let run = Simulation::new(profiles, policy, &mut *workload, observer, spec.seed)?
+        .with_changes(spec.event.map_or_else(Vec::new, |event| event.changes(spec.pods, spec.event_us())))
         .with_max_live(max_live)
         .run()?;
     Ok(run)
@@ -146,6 +180,8 @@ pub fn run_cell(spec: &CellSpec<'_>, models: &Models) -> Result<Cell, CellError>
         pool: spec.pool,
         policy: spec.policy.clone(),
         seed: spec.seed,
+        event: spec.event,
+        around: spec.around(&run.records),
         requests: figures.requests,
         lost: figures.lost,
         ttft_ms: figures.ttft_ms,

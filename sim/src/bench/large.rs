@@ -41,6 +41,7 @@ pub fn run(models: &Models, pods: usize, requests: usize) -> Result<(Cell, f64),
         policy: FORETOKEN.to_owned(),
         seed: 1,
         judged: 0,
+        event: None,
     };
     let cell = run_cell(&spec, models)?;
     Ok((cell, start.elapsed().as_secs_f64()))

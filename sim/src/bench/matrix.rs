@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::capacity::sustained_rate;
 use super::cell::{Cell, CellError, CellSpec, JUDGED, run_cell};
 use super::large;
-use super::policies::{ABLATIONS, FORETOKEN, Models};
+use super::plan::{Block, blocks};
+use super::policies::{FORETOKEN, Models};
 use super::pool::Pool;
 use super::summary::Summary;
 use super::traffic::Traffic;
@@ -33,6 +34,8 @@ pub struct Matrix {
     pub policies: Vec<String>,
     /// foretoken's ablations; run at the middle load only.
     pub ablations: Vec<String>,
+    /// Cells beside all these combinations.
+    pub blocks: Vec<Block>,
     /// Seeds.
     pub seeds: Vec<u64>,
     /// Requests of a cell, as a share of what the traffic asks for.
@@ -86,14 +89,14 @@ impl Matrix {
     #[must_use]
     pub fn new(traffic: Vec<Traffic>, quick: bool) -> Self {
         let all = std::iter::once(FORETOKEN).chain(RIVALS).chain(ORACLES).map(str::to_owned);
-        let ablations = ABLATIONS.iter().map(|(name, _)| (*name).to_owned());
         Self {
             traffic,
             loads: if quick { vec![0.8] } else { vec![0.5, 0.8, 0.95] },
-            pods: if quick { vec![4] } else { vec![4, 16] },
+            pods: vec![4],
             pools: vec![Pool::Equal, Pool::Mixed],
             policies: all.collect(),
-            ablations: if quick { vec!["foretoken-untrained".to_owned()] } else { ablations.collect() },
+            ablations: if quick { vec!["foretoken-untrained".to_owned()] } else { Vec::new() },
+            blocks: if quick { Vec::new() } else { blocks() },
             seeds: if quick { vec![1] } else { vec![1, 2, 3] },
             requests: if quick { 0.5 } else { 1.0 },
             rate_per_pod: None,
@@ -130,11 +133,6 @@ impl Matrix {
         Ok(Report { version, cells, rates, summary, wall_s: start.elapsed().as_secs_f64() })
     }
 
-    fn count(&self, traffic: &Traffic, pods: usize) -> usize {
-        // Conversations' contexts fill caches slowly; a cell of few requests measures a cold pool.
-        ((traffic.requests_per_pod * pods) as f64 * self.requests).max(200.0) as usize
-    }
-
     fn rates(&self, models: &Models, tick: &(dyn Fn(usize, usize) + Sync)) -> Result<Vec<Rate>, CellError> {
         let mut wanted = Vec::new();
         for traffic in &self.traffic {
@@ -148,7 +146,7 @@ impl Matrix {
             }
         }
         parallel(self.threads, &wanted, tick, |&(traffic, pods, pool, policy)| {
-            let requests = self.count(traffic, pods);
+            let requests = count(traffic, pods, self.requests);
             // Models are of the rate they were fitted at; the search for it goes by the prior.
             let name = if policy == FORETOKEN { "foretoken-untrained" } else { policy };
             let rate = sustained_rate(traffic, pods, pool, name, models, requests, 1)?;
@@ -156,35 +154,61 @@ impl Matrix {
         })
     }
 
+    /// Requests a second that the best policy sustains; of a size that was not searched it is taken to grow with
+    /// the pods.
+    fn best(&self, rates: &[Rate], traffic: &Traffic, pods: usize, pool: Pool) -> f64 {
+        if let Some(rate) = self.rate_per_pod {
+            return rate * pods as f64;
+        }
+        let of = || rates.iter().filter(|rate| rate.workload == traffic.name && rate.pool == pool);
+        let sizes = of().map(|rate| rate.pods);
+        let Some(nearest) =
+            sizes.filter(|size| *size <= pods).max().or_else(|| of().map(|rate| rate.pods).min())
+        else {
+            return 0.0;
+        };
+        let best = of().filter(|rate| rate.pods == nearest).map(|rate| rate.rate).fold(0.0, f64::max);
+        best * pods as f64 / nearest as f64
+    }
+
     fn specs(&self, rates: &[Rate]) -> Vec<CellSpec<'_>> {
         let middle = self.loads.get(self.loads.len() / 2).copied().unwrap_or(1.0);
         let mut specs = Vec::new();
         for traffic in &self.traffic {
+            let spec =
+                |pods: usize, pool: Pool, load: f64, policy: &String, seed: u64, share: f64| CellSpec {
+                    traffic,
+                    load,
+                    rate: self.best(rates, traffic, pods, pool) * load,
+                    requests: count(traffic, pods, share),
+                    pods,
+                    pool,
+                    policy: policy.clone(),
+                    seed,
+                    judged: JUDGED,
+                    event: None,
+                };
             for &pods in &self.pods {
                 for &pool in &self.pools {
-                    let of = |rate: &&Rate| {
-                        rate.workload == traffic.name && rate.pods == pods && rate.pool == pool
-                    };
-                    let best = self.rate_per_pod.map_or_else(
-                        || rates.iter().filter(of).map(|rate| rate.rate).fold(0.0, f64::max),
-                        |rate| rate * pods as f64,
-                    );
-                    let spec = |load: f64, policy: &String, seed: u64| CellSpec {
-                        traffic,
-                        load,
-                        rate: best * load,
-                        requests: self.count(traffic, pods),
-                        pods,
-                        pool,
-                        policy: policy.clone(),
-                        seed,
-                        judged: JUDGED,
+                    let of = |load, seed| {
+                        move |policy: &String| spec(pods, pool, load, policy, seed, self.requests)
                     };
                     for &seed in &self.seeds {
                         for &load in &self.loads {
-                            specs.extend(self.policies.iter().map(|policy| spec(load, policy, seed)));
+                            specs.extend(self.policies.iter().map(of(load, seed)));
                         }
-                        specs.extend(self.ablations.iter().map(|policy| spec(middle, policy, seed)));
+                        specs.extend(self.ablations.iter().map(of(middle, seed)));
+                    }
+                }
+            }
+            let named = |block: &&Block| block.traffic.iter().any(|name| traffic.name.starts_with(name));
+            for block in self.blocks.iter().filter(named) {
+                for &pool in &block.pools {
+                    for &seed in &block.seeds {
+                        specs.extend(block.policies.iter().map(|policy| CellSpec {
+                            event: block.event,
+                            ..spec(block.pods, pool, block.load, policy, seed, block.requests)
+                        }));
                     }
                 }
             }
@@ -193,6 +217,11 @@ impl Matrix {
         specs.retain(|spec| spec.rate > 0.0);
         specs
     }
+}
+
+fn count(traffic: &Traffic, pods: usize, share: f64) -> usize {
+    // Conversations' contexts fill caches slowly; a cell of few requests measures a cold pool.
+    ((traffic.requests_per_pod * pods) as f64 * share).max(200.0) as usize
 }
 
 /// Runs `work` on every item; results in the items' order.

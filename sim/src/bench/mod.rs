@@ -1,7 +1,8 @@
 //! The policy bench: every policy on every traffic, load and pool, in virtual time, and what comes of it.
 //!
 //! * [`traffic`]: what is sent. [`pool`]: to what. [`policies`]: by whom, ablations included.
-//! * [`cell`]: one run. [`capacity`]: what load 1 is. [`matrix`]: all of them, on all cores.
+//! * [`cell`]: one run. [`capacity`]: what load 1 is. [`matrix`]: all of them, on all cores; [`plan`]: what beside
+//!   the core of it. [`event`]: what happens to a pool on the way.
 //! * [`large`]: a million requests on 256 pods.
 //! * [`judge`]: predictions against what would have been on each pod. [`fit`]: models as the trainer makes them.
 //! * [`summary`]: the ratios that are claimed. [`html`]: one page of it.
@@ -10,11 +11,13 @@
 
 pub mod capacity;
 pub mod cell;
+pub mod event;
 pub mod fit;
 pub mod html;
 pub mod judge;
 pub mod large;
 pub mod matrix;
+pub mod plan;
 pub mod policies;
 pub mod pool;
 pub mod summary;

@@ -85,6 +85,8 @@ pub struct Summary {
     pub tpot_error: Option<f64>,
     /// Mean E2E of each ablation over foretoken's, geometric mean over its cells.
     pub ablations: BTreeMap<String, f64>,
+    /// Mean E2E after a change of the pool over the best rival's, geometric mean over cells.
+    pub pool_changes: BTreeMap<String, f64>,
     /// Seconds for a million requests on 256 pods, where that was run.
     pub million_requests_s: Option<f64>,
 }
@@ -95,11 +97,11 @@ pub type Place = (String, u32, usize, Pool);
 /// Medians over seeds, by place and policy.
 pub type Medians = BTreeMap<Place, BTreeMap<String, Vec<Cell>>>;
 
-/// Cells by place and policy.
+/// Cells by place and policy; not those whose pool changed on the way.
 #[must_use]
 pub fn by_place(cells: &[Cell]) -> Medians {
     let mut places = Medians::new();
-    for cell in cells {
+    for cell in cells.iter().filter(|cell| cell.event.is_none()) {
         let place = (cell.workload.clone(), (cell.load * 100.0).round() as u32, cell.pods, cell.pool);
         places.entry(place).or_default().entry(cell.policy.clone()).or_default().push(cell.clone());
     }
@@ -245,9 +247,30 @@ impl Summary {
             ttft_error: of_verdicts(|verdict| verdict.ttft_error),
             tpot_error: of_verdicts(|verdict| verdict.tpot_error),
             ablations: ablations.into_iter().filter_map(|(name, all)| Some((name, geomean(&all)?))).collect(),
+            pool_changes: pool_changes(cells),
             million_requests_s: None,
         }
     }
+}
+
+/// By change: ours after it over the best rival's.
+fn pool_changes(cells: &[Cell]) -> BTreeMap<String, f64> {
+    let mut after: BTreeMap<_, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    for cell in cells {
+        if let (Some(event), Some(around)) = (cell.event, &cell.around) {
+            let place = (event.name(), &cell.workload, cell.pods, cell.pool);
+            after.entry(place).or_default().entry(&cell.policy).or_default().push(around.after.e2e_ms.mean);
+        }
+    }
+    let mut ratios: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for ((event, ..), policies) in after {
+        let e2e_ms = |name: &str| policies.get(name).and_then(|values| middle(values.clone()));
+        let best = RIVALS.iter().filter_map(|name| e2e_ms(name)).min_by(f64::total_cmp);
+        if let (Some(ours), Some(best)) = (e2e_ms(FORETOKEN), best) {
+            ratios.entry(event.to_owned()).or_default().push(ours / best);
+        }
+    }
+    ratios.into_iter().filter_map(|(event, all)| Some((event, geomean(&all)?))).collect()
 }
 
 /// foretoken's sustained rate over the best of all, by traffic, pods and hardware.

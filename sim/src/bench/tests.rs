@@ -17,6 +17,8 @@ fn cell(workload: &str, load: f64, policy: &str, seed: u64, e2e_ms: f64) -> Cell
         pool: Pool::Equal,
         policy: policy.to_owned(),
         seed,
+        event: None,
+        around: None,
         requests: 10,
         lost: 0,
         ttft_ms: spread(e2e_ms / 10.0),
@@ -74,6 +76,7 @@ fn a_corner_of_the_matrix_runs_the_same_twice_and_makes_a_page() {
     let matrix = Matrix {
         policies: ["foretoken-untrained", "gie-default", "oracle-full"].map(str::to_owned).to_vec(),
         ablations: Vec::new(),
+        blocks: Vec::new(),
         pools: vec![Pool::Mixed],
         pods: vec![2],
         rate_per_pod: Some(8.0),

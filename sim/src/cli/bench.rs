@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use foretoken_sim::bench::event::Event;
 use foretoken_sim::bench::fit::Trainer;
+use foretoken_sim::bench::plan::Block;
 use foretoken_sim::bench::policies::{ABLATIONS, FORETOKEN, Models};
 use foretoken_sim::bench::pool::Pool;
 use foretoken_sim::bench::{Matrix, html, traffic};
@@ -16,6 +18,7 @@ use indicatif::{ProgressBar, ProgressStyle};
     foretoken-sim bench --quick --json bench.json --html bench.html\n  \
     foretoken-sim bench --traces ../shared/traces --json bench.json\n  \
     foretoken-sim bench --million --json million.json\n  \
+    foretoken-sim bench --workload churn --pods 16 --load 0.6 --event killed --json killed.json\n  \
     foretoken-sim bench --workload churn --pods 8 --load 0.8 --policy foretoken --policy gie-default\n\n\
     Without --trainer (and none beside this program) foretoken runs untrained, on its prior.")]
 pub(crate) struct Args {
@@ -65,8 +68,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "JSON", default_value = "{}")]
     config: String,
     /// Only the large run: 256 pods, a million requests, foretoken alone.
-    #[arg(long, conflicts_with_all = ["quick", "workload", "policy"])]
+    #[arg(long, conflicts_with_all = ["quick", "workload", "policy", "event"])]
     million: bool,
+    /// Change the pool when half of the requests have arrived: added, slowed or killed (repeatable; loads, pods,
+    /// hardware and policies as chosen).
+    #[arg(long, value_name = "CHANGE", value_parser = ["added", "slowed", "killed"])]
+    event: Vec<String>,
     /// Runs at once.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -109,14 +116,39 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.seed.is_empty() {
         matrix.seeds.clone_from(&args.seed);
     }
+    let narrowed = !(args.workload.is_empty() && args.policy.is_empty() && args.load.is_empty())
+        || !(args.pods.is_empty() && args.pool.is_empty() && args.seed.is_empty());
+    if narrowed || args.million {
+        matrix.blocks.clear();
+    }
     if args.million {
         matrix.traffic.clear();
-    } else if !(args.workload.is_empty() && args.policy.is_empty()) {
+    } else if narrowed {
         matrix.large = None;
     }
     matrix.requests = args.requests.unwrap_or(matrix.requests);
     matrix.rate_per_pod = args.rate_per_pod;
     matrix.threads = args.threads.unwrap_or(matrix.threads);
+    for event in Event::ALL.iter().filter(|event| args.event.iter().any(|name| name == event.name())) {
+        matrix.blocks.extend(
+            matrix
+                .pods
+                .iter()
+                .flat_map(|pods| {
+                    matrix.loads.iter().map(|load| Block {
+                        traffic: vec![""],
+                        pods: *pods,
+                        pools: matrix.pools.clone(),
+                        load: *load,
+                        policies: matrix.policies.clone(),
+                        seeds: matrix.seeds.clone(),
+                        requests: matrix.requests,
+                        event: Some(*event),
+                    })
+                })
+                .collect::<Vec<_>>(),
+        );
+    }
 
     let scratch = Scratch::new()?;
     let models = models(args, &scratch)?;

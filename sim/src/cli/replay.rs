@@ -93,6 +93,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             policy,
             seed: 1,
             judged: JUDGED,
+            event: None,
         };
         cells.push(run_cell(&spec, &models)?);
     }
