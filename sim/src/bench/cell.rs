@@ -102,6 +102,8 @@ pub struct Cell {
     pub verdict: Option<Verdict>,
     /// TTFT at every twentieth of the requests, ms.
     pub ttft_curve_ms: Vec<f64>,
+    /// The same of E2E.
+    pub e2e_curve_ms: Vec<f64>,
 }
 
 /// Before and after a change of the pool.
@@ -167,11 +169,11 @@ pub fn run_cell(spec: &CellSpec<'_>, models: &Models) -> Result<Cell, CellError>
         |name: &str| remarks.iter().find(|(known, _)| *known == name).map_or(0.0, |(_, value)| *value);
     let figures = Figures::of(&run.records, HEAD, TAIL);
     let from = (run.records.len() as f64 * HEAD) as usize;
-    let mut ttft_ms: Vec<f64> = run.records[from..].iter().map(|record| record.ttft_ms()).collect();
-    ttft_ms.sort_unstable_by(f64::total_cmp);
-    let ttft_curve_ms = (0..20)
-        .filter_map(|twentieth| ttft_ms.get(ttft_ms.len() * (2 * twentieth + 1) / 40).copied())
-        .collect();
+    let curve = |of: fn(&Record) -> f64| -> Vec<f64> {
+        let mut values: Vec<f64> = run.records[from..].iter().map(of).collect();
+        values.sort_unstable_by(f64::total_cmp);
+        (0..20).filter_map(|twentieth| values.get(values.len() * (2 * twentieth + 1) / 40).copied()).collect()
+    };
     Ok(Cell {
         workload: spec.traffic.name.clone(),
         load: spec.load,
@@ -193,6 +195,7 @@ pub fn run_cell(spec: &CellSpec<'_>, models: &Models) -> Result<Cell, CellError>
         by_model: remark("decided_by_model") / remark("decisions").max(1.0),
         fit_refused,
         verdict: Some(judge.verdict()).filter(|verdict| verdict.decisions > 0),
-        ttft_curve_ms,
+        ttft_curve_ms: curve(Record::ttft_ms),
+        e2e_curve_ms: curve(Record::e2e_ms),
     })
 }

@@ -1,7 +1,9 @@
 //! One self-contained page of a report: inline SVG, no script, no network.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use super::cell::{Around, Cell};
 use super::matrix::Report;
 use super::policies::{ABLATIONS, FORETOKEN};
 use super::summary::{Place, by_place, median};
@@ -66,6 +68,8 @@ pub fn page(report: &Report) -> String {
     load_curves(&mut out, report);
     distributions(&mut out, report);
     ablations(&mut out, report);
+    pool_changes(&mut out, report);
+    wins_nothing(&mut out, report);
     cells(&mut out, report);
     out.push_str("</html>\n");
     out
@@ -220,14 +224,19 @@ fn load_curves(out: &mut String, report: &Report) {
 }
 
 fn distributions(out: &mut String, report: &Report) {
-    out.push_str("<h2>TTFT by share of requests</h2><div class=\"grid\">");
+    distribution(out, report, "TTFT", |cell| &cell.ttft_curve_ms);
+    distribution(out, report, "E2E", |cell| &cell.e2e_curve_ms);
+}
+
+fn distribution(out: &mut String, report: &Report, name: &str, of: fn(&Cell) -> &[f64]) {
+    let _ = write!(out, "<h2>{name} by share of requests</h2><div class=\"grid\">");
     let shown = [FORETOKEN, "queue-kv", "gie-default", "sticky", "radix", "kv-cost", "oracle-full"];
     for (place, policies) in &by_place(&report.cells) {
         let series: Vec<(String, Vec<(f64, f64)>)> = shown
             .iter()
             .filter_map(|name| {
                 let cell = policies.get(*name)?.first()?;
-                let points = cell.ttft_curve_ms.iter().enumerate();
+                let points = of(cell).iter().enumerate();
                 Some(((*name).to_owned(), points.map(|(at, ms)| ((at as f64 + 0.5) / 20.0, *ms)).collect()))
             })
             .collect();
@@ -259,6 +268,70 @@ fn ablations(out: &mut String, report: &Report) {
     out.push_str("</table>");
 }
 
+fn pool_changes(out: &mut String, report: &Report) {
+    let mut rows: BTreeMap<_, Vec<&Cell>> = BTreeMap::new();
+    for cell in &report.cells {
+        if let Some(event) = cell.event {
+            rows.entry((event, &cell.workload, cell.pods, cell.pool, &cell.policy)).or_default().push(cell);
+        }
+    }
+    if rows.is_empty() {
+        return;
+    }
+    out.push_str(
+        "<h2>Pools that change on the way</h2><p>Half of the requests arrive before: pods are added (a quarter of \
+         the pool), take twice the time (an eighth) or die (an eighth). Medians over seeds; lost are requests that \
+         the dead pod had begun to answer.</p><table><tr><th>change<th>traffic<th>pods<th>policy<th>TTFT before\
+         <th>after<th>p99 before<th>after<th>E2E before<th>after<th>lost</tr>",
+    );
+    for ((event, workload, pods, pool, policy), cells) in rows {
+        let cells: Vec<Cell> = cells.into_iter().cloned().collect();
+        let of = |figure: fn(&Around) -> f64| median(&cells, |cell| cell.around.as_ref().map_or(0.0, figure));
+        let _ = write!(
+            out,
+            "<tr><td>{}<td>{}<td>{pods} {}<td>{}<td>{:.0}<td>{:.0}<td>{:.0}<td>{:.0}<td>{:.0}<td>{:.0}<td>{:.0}</tr>",
+            event.name(),
+            escape(workload),
+            pool.name(),
+            escape(policy),
+            of(|around| around.before.ttft_ms.mean),
+            of(|around| around.after.ttft_ms.mean),
+            of(|around| around.before.ttft_ms.p99),
+            of(|around| around.after.ttft_ms.p99),
+            of(|around| around.before.e2e_ms.mean),
+            of(|around| around.after.e2e_ms.mean),
+            median(&cells, |cell| cell.lost as f64),
+        );
+    }
+    out.push_str("</table>");
+}
+
+fn wins_nothing(out: &mut String, report: &Report) {
+    out.push_str("<h2>Where foretoken wins nothing</h2>");
+    if report.summary.wins_nothing.is_empty() {
+        out.push_str(
+            "<p>Nowhere in these cells: it is 2 % or more ahead of every rival somewhere in each regime.</p>",
+        );
+        return;
+    }
+    out.push_str(
+        "<p>Traffic and hardware where its mean E2E is not 2 % below the best rival's at any load up to 80 %. Where \
+         even the best oracle is not, there is nothing to win for any router.</p>\
+         <table><tr><th>traffic<th>hardware<th>ours / best rival<th>best oracle / best rival</tr>",
+    );
+    for even in &report.summary.wins_nothing {
+        let oracle = even.oracle_vs_best_rival.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+        let _ = write!(
+            out,
+            "<tr><td>{}<td>{}<td>{:.3}<td>{oracle}</tr>",
+            escape(&even.workload),
+            even.pool.name(),
+            even.vs_best_rival
+        );
+    }
+    out.push_str("</table>");
+}
+
 fn cells(out: &mut String, report: &Report) {
     out.push_str(
         "<h2>All cells</h2><details><summary>medians over seeds</summary><table><tr><th>cell<th>policy<th>TTFT mean\
@@ -266,7 +339,7 @@ fn cells(out: &mut String, report: &Report) {
     );
     for (place, policies) in &by_place(&report.cells) {
         for (name, cells) in policies {
-            let of = |figure: fn(&super::Cell) -> f64| median(cells, figure);
+            let of = |figure: fn(&Cell) -> f64| median(cells, figure);
             let _ = write!(
                 out,
                 "<tr><td>{}<td>{}<td>{:.0}<td>{:.0}<td>{:.0}<td>{:.0}<td>{:.1}<td>{:.1}<td>{:.0}<td>{:.0}<td>{:.2}\

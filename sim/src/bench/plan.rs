@@ -51,17 +51,20 @@ pub fn blocks() -> Vec<Block> {
     let mut blocks = vec![
         Block {
             pools: vec![Pool::Equal, Pool::Mixed],
+            seeds: vec![1, 2, 3],
             requests: 0.5,
             ..block(&MAIN, 16, with(&["oracle-social", "oracle-full"]))
         },
         Block { requests: 0.1, ..block(&["churn", "mooncake"], 256, with(&[])) },
         Block {
+            seeds: vec![1, 2, 3],
             requests: 0.75,
             ..block(&MAIN, 4, ABLATIONS.iter().map(|(name, _)| (*name).to_owned()).collect())
         },
     ];
     blocks.extend(Event::ALL.map(|event| Block {
         load: 0.6,
+        seeds: vec![1, 2, 3],
         requests: 0.5,
         event: Some(event),
         ..block(&["churn", "mooncake"], 16, with(&["least-request"]))

@@ -54,6 +54,19 @@ pub struct VsOracle {
     pub ttft_p99_worst: Option<f64>,
 }
 
+/// A regime in which there is nothing to win.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Even {
+    /// Traffic.
+    pub workload: String,
+    /// Hardware.
+    pub pool: Pool,
+    /// Our mean E2E over the best rival's, geometric mean over loads up to 80 % and pods.
+    pub vs_best_rival: f64,
+    /// The best oracle's over the best rival's: what knowing everything would win.
+    pub oracle_vs_best_rival: Option<f64>,
+}
+
 /// All of it. `None`: the cells for it were not run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Summary {
@@ -85,6 +98,9 @@ pub struct Summary {
     pub tpot_error: Option<f64>,
     /// Mean E2E of each ablation over foretoken's, geometric mean over its cells.
     pub ablations: BTreeMap<String, f64>,
+    /// Traffic and hardware where ours is not 2 % better than the best rival's at any load up to 80 %, most even
+    /// first.
+    pub wins_nothing: Vec<Even>,
     /// Mean E2E after a change of the pool over the best rival's, geometric mean over cells.
     pub pool_changes: BTreeMap<String, f64>,
     /// Seconds for a million requests on 256 pods, where that was run.
@@ -247,10 +263,44 @@ impl Summary {
             ttft_error: of_verdicts(|verdict| verdict.ttft_error),
             tpot_error: of_verdicts(|verdict| verdict.tpot_error),
             ablations: ablations.into_iter().filter_map(|(name, all)| Some((name, geomean(&all)?))).collect(),
+            wins_nothing: wins_nothing(&medians),
             pool_changes: pool_changes(cells),
             million_requests_s: None,
         }
     }
+}
+
+/// What counts as nothing.
+const NOTHING: f64 = 0.98;
+
+fn wins_nothing(medians: &Medians) -> Vec<Even> {
+    // Ours and the best oracle's over the best rival's.
+    type Ratios = Vec<(f64, Option<f64>)>;
+    let mut regimes: BTreeMap<(&String, Pool), Ratios> = BTreeMap::new();
+    for (place, policies) in medians.iter().filter(|(place, _)| place.1 <= 80) {
+        let least = |names: &[&str]| {
+            names.iter().filter_map(|name| Some(median(policies.get(*name)?, E2E))).min_by(f64::total_cmp)
+        };
+        if let (Some(ours), Some(best)) = (least(&[FORETOKEN]), least(&RIVALS)) {
+            let oracle = least(&ORACLES).map(|oracle| oracle / best);
+            regimes.entry((&place.0, place.3)).or_default().push((ours / best, oracle));
+        }
+    }
+    let mut even: Vec<Even> = regimes
+        .into_iter()
+        .filter(|(_, ratios)| ratios.iter().all(|(ratio, _)| *ratio > NOTHING))
+        .filter_map(|((workload, pool), ratios)| {
+            let oracles: Vec<f64> = ratios.iter().filter_map(|(_, oracle)| *oracle).collect();
+            Some(Even {
+                workload: workload.clone(),
+                pool,
+                vs_best_rival: geomean(&ratios.iter().map(|(ratio, _)| *ratio).collect::<Vec<_>>())?,
+                oracle_vs_best_rival: geomean(&oracles),
+            })
+        })
+        .collect();
+    even.sort_by(|a, b| (a.vs_best_rival - 1.0).abs().total_cmp(&(b.vs_best_rival - 1.0).abs()));
+    even
 }
 
 /// By change: ours after it over the best rival's.

@@ -31,6 +31,7 @@ fn cell(workload: &str, load: f64, policy: &str, seed: u64, e2e_ms: f64) -> Cell
         fit_refused: None,
         verdict: None,
         ttft_curve_ms: vec![1.0, 2.0],
+        e2e_curve_ms: vec![1.0, 2.0],
     }
 }
 
@@ -120,4 +121,56 @@ fn every_ablation_that_is_listed_can_be_run() {
     {
         assert!(policies::make(odd, 3, 1, &Models::default(), 0).is_err(), "{odd}");
     }
+}
+
+#[test]
+fn a_pool_that_changes_on_the_way_is_measured_before_and_after() {
+    let mut traffic = traffic::all(None).unwrap();
+    traffic.retain(|one| one.name == "mooncake-like");
+    let block = |event| plan::Block {
+        traffic: vec!["mooncake"],
+        pods: 4,
+        pools: vec![Pool::Equal],
+        load: 0.6,
+        policies: ["foretoken", "least-request"].map(str::to_owned).to_vec(),
+        seeds: vec![1],
+        requests: 0.15,
+        event: Some(event),
+    };
+    let matrix = Matrix {
+        policies: Vec::new(),
+        ablations: Vec::new(),
+        blocks: event::Event::ALL.map(block).to_vec(),
+        rate_per_pod: Some(8.0),
+        ..Matrix::new(traffic, true)
+    };
+    let report = matrix.run(&Models::default(), &|_, _| {}).unwrap();
+    assert_eq!((report.cells.len(), report.summary.pool_changes.len()), (6, 3));
+    assert_eq!(report.summary.vs_best_rival.worst_80, None, "they are in no ratio of whole pools");
+    for cell in &report.cells {
+        let around = cell.around.as_ref().unwrap();
+        assert!(around.before.requests > 50 && around.after.requests > 200, "{cell:?}");
+        let e2e = around.after.e2e_ms.mean / around.before.e2e_ms.mean;
+        match cell.event.unwrap() {
+            event::Event::Added => assert!(e2e < 1.0 && cell.lost == 0, "{cell:?}"),
+            event::Event::Slowed => assert!(e2e > 1.0 && cell.lost == 0, "{cell:?}"),
+            // Only what the dead pod had begun to answer is lost.
+            event::Event::Killed => assert!(e2e > 1.0 && cell.lost > 0 && cell.lost < 60, "{cell:?}"),
+        }
+    }
+    let page = html::page(&report);
+    assert!(page.contains("Pools that change") && page.contains("killed"));
+}
+
+#[test]
+fn a_regime_where_nobody_wins_is_named() {
+    let mut cells = Vec::new();
+    for (workload, ours, oracle) in [("azure-conv", 99.5, 99.0), ("churn", 80.0, 75.0)] {
+        cells.push(cell(workload, 0.8, "foretoken", 1, ours));
+        cells.push(cell(workload, 0.8, "radix", 1, 100.0));
+        cells.push(cell(workload, 0.8, "oracle-full", 1, oracle));
+    }
+    let even = Summary::of(&cells, &[]).wins_nothing;
+    assert_eq!(even.len(), 1);
+    assert_eq!((even[0].workload.as_str(), even[0].oracle_vs_best_rival), ("azure-conv", Some(0.99)));
 }

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("workloads: {}", traffic.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", "));
         println!("policies: {FORETOKEN}, {}, {}", RIVALS.join(", "), ORACLES.join(", "));
         for (name, what) in ABLATIONS {
-            println!("  {name:26} {what}");
+            println!("  {name:27} {what}");
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -116,8 +116,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.seed.is_empty() {
         matrix.seeds.clone_from(&args.seed);
     }
-    let narrowed = !(args.workload.is_empty() && args.policy.is_empty() && args.load.is_empty())
-        || !(args.pods.is_empty() && args.pool.is_empty() && args.seed.is_empty());
+    let chosen = [&args.workload, &args.policy, &args.pool];
+    let numbers = [args.load.len(), args.pods.len(), args.seed.len()];
+    let narrowed = chosen.iter().any(|list| !list.is_empty()) || numbers.iter().any(|count| *count > 0);
     if narrowed || args.million {
         matrix.blocks.clear();
     }

@@ -21,6 +21,8 @@ use super::trace::TraceRow;
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 /// Tokens in a block of the Bailian traces.
 const BAILIAN_BLOCK_TOKENS: u32 = 16;
+/// A trace of a week has some hundred megabytes; a gzip of a few may say that it holds any number.
+const MAX_BYTES: u64 = 4 << 30;
 /// Blocks in one row; a run `a-b` must not fill the memory.
 const MAX_BLOCKS: usize = 1 << 20;
 
@@ -44,6 +46,17 @@ pub enum TraceError {
          `arrival_ms,input_tokens,output_tokens[,blocks]`, and Mooncake's and Bailian's JSON lines"
     )]
     Format(String),
+    /// More than is read.
+    #[error("the trace inflates to more than {} GiB; split it", MAX_BYTES >> 30)]
+    TooLarge,
+    /// A CSV without a column that its format has.
+    #[error("trace line 1: no column `{column}`; the columns are {header:?}")]
+    Column {
+        /// The column.
+        column: &'static str,
+        /// The line.
+        header: String,
+    },
     /// A line's field.
     #[error("trace line {line}: `{field}` is {value:?}; {expected}")]
     Field {
@@ -124,9 +137,13 @@ pub fn read_file(path: &Path) -> Result<Vec<TraceRow>, TraceError> {
 pub fn read_trace(bytes: &[u8]) -> Result<Vec<TraceRow>, TraceError> {
     let mut inflated = Vec::new();
     let bytes = if bytes.starts_with(&[0x1f, 0x8b]) {
-        flate2::read::MultiGzDecoder::new(bytes)
+        let read = flate2::read::MultiGzDecoder::new(bytes)
+            .take(MAX_BYTES + 1)
             .read_to_end(&mut inflated)
             .map_err(|error| TraceError::NotText(error.to_string()))?;
+        if read as u64 > MAX_BYTES {
+            return Err(TraceError::TooLarge);
+        }
         &inflated
     } else {
         bytes
@@ -141,7 +158,7 @@ pub fn read_trace(bytes: &[u8]) -> Result<Vec<TraceRow>, TraceError> {
         Format::Mooncake => lines.map(|(at, line)| json_row(at, line, false)).collect(),
         Format::Bailian => lines.map(|(at, line)| json_row(at, line, true)).collect(),
         Format::Azure | Format::Plain | Format::BurstGpt => {
-            let columns = Columns::of(format, first);
+            let columns = Columns::of(format, first)?;
             lines.skip(1).filter_map(|(at, line)| columns.row(at, line).transpose()).collect()
         }
     }
@@ -186,22 +203,25 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(format: Format, header: &str) -> Self {
+    fn of(format: Format, header: &str) -> Result<Self, TraceError> {
         let fields: Vec<&str> = header.split(',').map(str::trim).collect();
-        let at =
-            |name: &'static str| (fields.iter().position(|field| *field == name).unwrap_or(usize::MAX), name);
+        let at = |column: &'static str| {
+            let found = fields.iter().position(|field| *field == column).map(|at| (at, column));
+            let header = || header.chars().take(120).collect();
+            found.ok_or_else(|| TraceError::Column { column, header: header() })
+        };
         let names = match format {
             Format::Azure => ["TIMESTAMP", "ContextTokens", "GeneratedTokens"],
             Format::BurstGpt => ["Timestamp", "Request tokens", "Response tokens"],
             _ => ["arrival_ms", "input_tokens", "output_tokens"],
         };
-        Self {
+        Ok(Self {
             format,
-            time: at(names[0]),
-            input: at(names[1]),
-            output: at(names[2]),
+            time: at(names[0])?,
+            input: at(names[1])?,
+            output: at(names[2])?,
             blocks: fields.iter().position(|field| *field == "blocks"),
-        }
+        })
     }
 
     /// The line's row; `None` for a request that was never answered.
@@ -343,15 +363,128 @@ mod tests {
         assert!(error("{\"input_length\": 3}\n").contains("timestamp"));
     }
 
+    /// A trace of each format, and its number of rows.
+    const TRACES: [(&str, usize); 5] = [
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n\
+             2023-11-16 18:17:04.0319600,3180,8\n",
+            2,
+        ),
+        ("arrival_ms,input_tokens,output_tokens,blocks\n0,6955,52,46-48 2353\n10.5,7,1,\n", 2),
+        (
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+             5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,30,1117,API log\n",
+            2,
+        ),
+        (
+            "{\"timestamp\": 27482, \"input_length\": 6955, \"output_length\": 52, \"hash_ids\": [46, 47]}\n",
+            1,
+        ),
+        (
+            "{\"chat_id\": 1, \"timestamp\": 61.1, \"input_length\": 52, \"output_length\": 3, \"hash_ids\": [9]}\n",
+            1,
+        ),
+    ];
+
+    #[test]
+    fn a_trace_cut_at_any_byte_is_fewer_rows_or_an_error_that_names_its_line() {
+        for (text, rows) in TRACES {
+            assert_eq!(read_trace(text.as_bytes()).unwrap().len(), rows, "{text}");
+            for at in 0..text.len() {
+                match read_trace(&text.as_bytes()[..at]) {
+                    Ok(cut) => assert!(cut.len() <= rows, "{text} cut at {at}"),
+                    Err(TraceError::Format(_) | TraceError::Column { .. }) => {
+                        assert!(at < text.find('\n').unwrap(), "{text} cut at {at}");
+                    }
+                    Err(error) => {
+                        let line = text[..at].lines().count();
+                        assert!(error.to_string().contains(&format!("trace line {line}:")), "{at}: {error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_that_end_as_on_windows_and_a_mark_of_byte_order_change_nothing() {
+        for (text, _) in TRACES {
+            let odd = format!("\u{feff}{}", text.replace('\n', "\r\n"));
+            assert_eq!(read_trace(odd.as_bytes()).unwrap(), read_trace(text.as_bytes()).unwrap());
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_named_with_their_line_and_field() {
+        let bad = ["", "-1", "1.5", "NaN", "1e99", "4294967296", "seven", "\u{661}"];
+        for value in bad {
+            for (field, row) in
+                [("input_tokens", format!("0,{value},5")), ("output_tokens", format!("0,5,{value}"))]
+            {
+                let text = format!("arrival_ms,input_tokens,output_tokens\n0,1,1\n{row}\n");
+                let error = read_trace(text.as_bytes()).unwrap_err().to_string();
+                assert!(error.starts_with(&format!("trace line 3: `{field}` is {value:?}")), "{error}");
+            }
+        }
+        for value in ["", "-1", "NaN", "inf", "1e12", "noon"] {
+            let text = format!("arrival_ms,input_tokens,output_tokens\n{value},1,1\n");
+            let error = read_trace(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("trace line 2: `arrival_ms`"), "{value}: {error}");
+        }
+        for value in
+            ["2023-13-01 00:00:00", "2023-11-16", "2023-11-16 24:00:00", "1969-12-31 23:59:59", "now"]
+        {
+            let text = format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{value},1,1\n");
+            let error = read_trace(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("trace line 2: `TIMESTAMP`"), "{value}: {error}");
+        }
+        for json in ["\"timestamp\": -5", "\"timestamp\": 1e300"] {
+            let text = format!("{{\"input_length\": 1, \"output_length\": 1, {json}}}");
+            let error = read_trace(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("trace line 1: `timestamp`"), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_column_is_named_before_any_row_is_read() {
+        for (header, column) in [
+            ("TIMESTAMP,ContextTokens", "GeneratedTokens"),
+            ("ContextTokens,GeneratedTokens", "TIMESTAMP"),
+            ("arrival_ms,input_tokens,outputs", "output_tokens"),
+            ("Timestamp,Request tokens", "Response tokens"),
+        ] {
+            let error = read_trace(format!("{header}\n1,2,3\n").as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("trace line 1: no column `{column}`")), "{error}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn a_trace_cut_anywhere_is_rows_or_an_error(at in 0usize..200, garbage in "[ -~\n]{0,40}") {
-            let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n\
-                        2023-11-16 18:17:04.0319600,3180,8\n";
-            let cut = &text[..at.min(text.len())];
-            let _ = read_trace(cut.as_bytes());
-            let _ = read_trace(format!("{cut}{garbage}").as_bytes());
+        fn whatever_stands_in_a_trace_is_rows_or_an_error(
+            which in 0usize..5,
+            at in any::<prop::sample::Index>(),
+            garbage in "[ -~\n\u{661}\u{feff}]{0,40}",
+        ) {
+            let (text, _) = TRACES[which];
+            let at = at.index(text.len());
+            let _ = read_trace(format!("{}{garbage}{}", &text[..at], &text[at..]).as_bytes());
             let _ = read_trace(garbage.as_bytes());
+        }
+
+        #[test]
+        fn a_broken_gzip_is_an_error(at in any::<prop::sample::Index>(), flip in 1u8..) {
+            use std::io::Write;
+            let mut zip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            zip.write_all(TRACES[0].0.as_bytes()).unwrap();
+            let mut zip = zip.finish().unwrap();
+            let rows = read_trace(&zip).unwrap();
+            let cut = read_trace(&zip[..2 + at.index(zip.len() - 2)]);
+            prop_assert!(cut.is_err());
+            // Behind the magic number: a changed time stamp in the head changes nothing, all else is found out.
+            let place = 2 + at.index(zip.len() - 2);
+            zip[place] ^= flip;
+            if let Ok(read) = read_trace(&zip) {
+                prop_assert_eq!(read, rows);
+            }
         }
     }
 }
