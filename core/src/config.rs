@@ -298,10 +298,12 @@ impl Default for HealthConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
-    /// Weight of the delay to requests that the pod already holds. 0.25 to 1 do about equally well.
+    /// Weight of the delay to requests that the pod already holds.
     pub delay_to_others: f32,
     /// Weight of the queueing charge for requests that the pod will soon get.
     pub delay_to_future: f32,
+    /// Weight of the time to compute again what is evicted.
+    pub evicted: f32,
     /// Output tokens assumed before any response of a model has been seen.
     pub default_output_tokens: f32,
     /// Two pods whose costs differ by less than this share are not told apart; one is drawn at random.
@@ -310,7 +312,13 @@ pub struct PolicyConfig {
 
 impl Default for PolicyConfig {
     fn default() -> Self {
-        Self { delay_to_others: 0.5, delay_to_future: 1.0, default_output_tokens: 128.0, tie_share: 0.01 }
+        Self {
+            delay_to_others: 1.0,
+            delay_to_future: 2.0,
+            evicted: 1.0,
+            default_output_tokens: 128.0,
+            tie_share: 0.002,
+        }
     }
 }
 
@@ -438,6 +446,7 @@ impl Config {
         for (field, value, low, high, fix) in [
             ("policy.delay_to_others", self.policy.delay_to_others, 0.0, 100.0, "use 0 to 100"),
             ("policy.delay_to_future", self.policy.delay_to_future, 0.0, 100.0, "use 0 to 100"),
+            ("policy.evicted", self.policy.evicted, 0.0, 100.0, "use 0 to 100"),
             ("policy.default_output_tokens", self.policy.default_output_tokens, 1.0, 1e6, "use 1 to 1000000"),
             ("policy.tie_share", self.policy.tie_share, 0.0, 0.5, "use 0 to 0.5"),
         ] {

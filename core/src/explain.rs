@@ -72,6 +72,7 @@ pub fn explain(decision: &Decision, decision_us: u64) -> String {
             own_ms: round(pick.cost.own_ms),
             others_ms: round(pick.cost.others_ms),
             future_ms: round(pick.cost.future_ms),
+            evicted_ms: round(pick.cost.evicted_ms),
         },
         total_ms: round(pick.total_ms),
         runner_up: decision

@@ -7,7 +7,7 @@
 //! Changing this table in any way means a new [`SCHEMA_ID`].
 
 /// Identifies the columns below; models and samples carry it.
-pub const SCHEMA_ID: &str = "foretoken-2";
+pub const SCHEMA_ID: &str = "foretoken-3";
 
 /// Where a column's value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -77,12 +77,12 @@ schema! {
     ForeignRequests "foreign_requests", "requests", Telemetry, "Requests at the pod that this Envoy did not send: scraped, less the ledger's share.";
     HeadElapsedMs "head_elapsed_ms", "ms", Ledger, "How long the pod has been at work on the oldest request without a first token.";
     ArrivalsPerS "arrivals_per_s", "requests/s", Ledger, "Recent rate of requests sent to the pod.";
-    PrefillLoad "prefill_load", "0..", Ledger, "Recent uncached prompt tokens per second times the pod's prefill time per token: share of its time spent on prefill.";
+    PrefillLoad "prefill_load", "0..1", Ledger, "Share of the pod's time that the prefill work recently sent takes.";
     RunningAdapters "running_adapters", "adapters", Telemetry, "LoRA adapters in the pod's running batch at the last scrape.";
     AdapterActive "adapter_active", "0 or 1", Telemetry, "Whether the adapter asked for was running or waiting there at the last scrape; unknown for a base model, and where the pod does not tell.";
     PrefillMsPerToken "prefill_ms_per_token", "ms/token", Speed, "Learned prefill time per uncached prompt token.";
-    TtftFloorMs "ttft_floor_ms", "ms", Speed, "Learned TTFT of a request without work ahead of it.";
-    DecodeMs "decode_ms", "ms/token", Speed, "Learned TPOT of a request that decodes alone.";
+    PriorQueueMs "prior_queue_ms", "ms", Prior, "The analytic prior's time for the prefill work ahead of the request.";
+    PriorStepMs "prior_step_ms", "ms", Prior, "The analytic prior's time of a decode step of what the pod holds.";
     PriorTtftMs "prior_ttft_ms", "ms", Prior, "The analytic prior's TTFT.";
     PriorTpotMs "prior_tpot_ms", "ms", Prior, "The analytic prior's TPOT.";
 }

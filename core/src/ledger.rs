@@ -15,10 +15,11 @@ use crate::hash::KeyMap;
 use crate::health::PodHealth;
 use crate::lengths::OutputLengths;
 use crate::num::{f32_of_f64, f32_of_u64, f64_of_u64};
+use crate::occupancy::Occupancy;
 use crate::placements::LogPosition;
 use crate::prefix::Survival;
 use crate::residual::Residual;
-use crate::speed::SpeedSums;
+use crate::speed::{SpeedSums, Work};
 
 /// Requests that one worker tracks at a time; further ones are routed but not tracked.
 pub const MAX_INFLIGHT: usize = 8192;
@@ -32,11 +33,12 @@ const ENDED_KEPT_US: u64 = 2_000_000;
 /// Pods with activity kept by one worker.
 const MAX_ACTIVITY: usize = crate::fleet::MAX_PODS;
 
-/// Time constant of the arrival rates: longer than the gaps between requests, shorter than a change of load.
-const RATE_MEMORY_S: f64 = 6.0;
+/// Time constant of the arrival rates: longer than the gaps between requests to one pod, shorter than a change of
+/// load. A shorter one makes pods look different that are not: a prompt of seconds of work is a flood for a moment.
+const RATE_MEMORY_S: f64 = 30.0;
 
 /// First byte of the blob.
-const FORMAT: u8 = 4;
+const FORMAT: u8 = 5;
 
 /// Where a request stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +73,18 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// The prefill that it takes.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        Work::of(self.prefill_tokens, self.prompt_tokens)
+    }
+
+    /// Prompt and output tokens that it holds.
+    #[must_use]
+    pub fn context_tokens(&self) -> f32 {
+        self.prompt_tokens + self.output_tokens
+    }
+
     /// Output tokens still expected; a request past its expectation is taken to go on for a little.
     #[must_use]
     pub fn output_left_tokens(&self) -> f32 {
@@ -116,6 +130,10 @@ pub struct Activity {
     pub arrivals: Rate,
     /// Uncached prompt tokens sent.
     pub prefill_tokens: Rate,
+    /// Of these, pairs of a token and one before it.
+    pub prefill_token2: Rate,
+    /// What it was busy with.
+    pub occupancy: Occupancy,
     /// Its failures and ejections.
     pub health: PodHealth,
     /// Its speed.
@@ -162,7 +180,7 @@ pub struct Ledger {
 impl Ledger {
     /// Takes a request in. `None` when [`MAX_INFLIGHT`] are tracked already.
     pub fn admit(&mut self, entry: Entry) -> Option<u64> {
-        self.note_arrival(entry.pod_key, entry.prefill_tokens, entry.sent_us);
+        self.note_arrival(entry.pod_key, entry.work(), entry.sent_us);
         if self.entries.len() >= MAX_INFLIGHT {
             return None;
         }
@@ -171,10 +189,11 @@ impl Ledger {
         Some(self.next_ticket)
     }
 
-    fn note_arrival(&mut self, pod_key: u64, prefill_tokens: f32, now_us: u64) {
+    fn note_arrival(&mut self, pod_key: u64, work: Work, now_us: u64) {
         if let Some(activity) = self.activity_mut(pod_key) {
             activity.arrivals.count(1.0, now_us);
-            activity.prefill_tokens.count(prefill_tokens, now_us);
+            activity.prefill_tokens.count(work.tokens, now_us);
+            activity.prefill_token2.count(work.token2, now_us);
         }
     }
 
@@ -191,25 +210,44 @@ impl Ledger {
         if entry.pod_key == pod_key {
             return;
         }
+        if entry.phase == Phase::Decode
+            && let Some(activity) = self.activity.get_mut(&entry.pod_key)
+        {
+            activity.occupancy.finish(entry.context_tokens(), now_us);
+        }
         entry.pod_key = pod_key;
         entry.prefill_tokens = prefill_tokens;
-        self.note_arrival(pod_key, prefill_tokens, now_us);
+        let entry = *entry;
+        self.note_arrival(pod_key, entry.work(), now_us);
+        if entry.phase == Phase::Decode
+            && let Some(activity) = self.activity_mut(pod_key)
+        {
+            activity.occupancy.begin(entry.context_tokens(), Work::default(), now_us);
+        }
     }
 
     /// The pod produced this request's first token.
     pub fn first_token(&mut self, ticket: u64, now_us: u64) {
         let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        if entry.phase == Phase::Decode {
+            return;
+        }
         entry.phase = Phase::Decode;
-        let pod_key = entry.pod_key;
-        if let Some(activity) = self.activity_mut(pod_key) {
+        let entry = *entry;
+        if let Some(activity) = self.activity_mut(entry.pod_key) {
             activity.last_first_token_us = activity.last_first_token_us.max(now_us);
+            activity.occupancy.begin(entry.context_tokens(), entry.work(), now_us);
         }
     }
 
     /// Output tokens seen so far.
-    pub fn progress(&mut self, ticket: u64, output_tokens: u32) {
-        if let Some(entry) = self.entries.get_mut(&ticket) {
-            entry.output_tokens = f32_of_u64(u64::from(output_tokens));
+    pub fn progress(&mut self, ticket: u64, output_tokens: u32, now_us: u64) {
+        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+        let before = core::mem::replace(&mut entry.output_tokens, f32_of_u64(u64::from(output_tokens)));
+        if entry.phase == Phase::Decode
+            && let Some(activity) = self.activity.get_mut(&entry.pod_key)
+        {
+            activity.occupancy.grow(entry.output_tokens - before, now_us);
         }
     }
 
@@ -219,10 +257,16 @@ impl Ledger {
     /// not computed, and one of millions of tokens would pass for a flood.
     pub fn end(&mut self, ticket: u64, now_us: u64) -> Option<Entry> {
         let mut entry = self.entries.remove(&ticket)?;
-        if entry.phase == Phase::Prefill
-            && let Some(activity) = self.activity.get_mut(&entry.pod_key)
-        {
-            activity.prefill_tokens.take_back(entry.prefill_tokens, entry.sent_us, now_us);
+        if let Some(activity) = self.activity.get_mut(&entry.pod_key) {
+            match entry.phase {
+                Phase::Prefill => {
+                    let work = entry.work();
+                    activity.prefill_tokens.take_back(work.tokens, entry.sent_us, now_us);
+                    activity.prefill_token2.take_back(work.token2, entry.sent_us, now_us);
+                }
+                Phase::Decode => activity.occupancy.finish(entry.context_tokens(), now_us),
+                Phase::Ended => {}
+            }
         }
         entry.phase = Phase::Ended;
         entry.ended_us = now_us;
@@ -313,10 +357,11 @@ impl Ledger {
         for (key, activity) in &self.activity {
             out.u64(*key);
             out.u64(activity.last_first_token_us);
-            for rate in [activity.arrivals, activity.prefill_tokens] {
+            for rate in [activity.arrivals, activity.prefill_tokens, activity.prefill_token2] {
                 out.f64(rate.per_s);
                 out.u64(rate.at_us);
             }
+            activity.occupancy.write(out);
             activity.health.write(out);
             activity.speed.write(out);
             activity.residual.write(out);
@@ -380,12 +425,17 @@ impl LedgerView {
         for _ in 0..pods {
             let key = input.u64()?;
             let last_first_token_us = input.u64()?;
-            let mut rate = || Some(Rate { per_s: input.f64()?, at_us: input.u64()? });
-            let (arrivals, prefill_tokens) = (rate()?, rate()?);
+            let mut rate = || {
+                let per_s = input.f64().filter(|per_s| per_s.is_finite())?;
+                Some(Rate { per_s, at_us: input.u64()? })
+            };
+            let (arrivals, prefill_tokens, prefill_token2) = (rate()?, rate()?, rate()?);
             let activity_of_pod = Activity {
                 last_first_token_us,
                 arrivals,
                 prefill_tokens,
+                prefill_token2,
+                occupancy: Occupancy::read(&mut input)?,
                 health: PodHealth::read(&mut input)?,
                 speed: SpeedSums::read(&mut input)?,
                 residual: Residual::read(&mut input)?,
@@ -456,8 +506,10 @@ mod tests {
         let ticket = ledger.admit(entry(7, 10)).unwrap();
         ledger.admit(entry(8, 11)).unwrap();
         ledger.first_token(ticket, 20);
-        ledger.progress(ticket, 3);
-        ledger.observe_speed(7, |speed| speed.observe_ttft(100.0, 12.0));
+        ledger.progress(ticket, 3, 25);
+        ledger.observe_speed(7, |speed| {
+            speed.observe_ttft(&crate::speed::DEFAULT_SPEED, Work::of(100.0, 100.0), 12.0, 40.0);
+        });
         ledger.learn(7, |activity| activity.computed_tokens += 12.0);
         let mut out = Writer::default();
         ledger.write(&mut out, 99, LogPosition { placements: 5, segment: 1 }, 1000);
@@ -480,12 +532,12 @@ mod tests {
     #[test]
     fn a_rate_settles_at_what_arrives_and_fades() {
         let mut rate = Rate::default();
-        for i in 0..600_u64 {
+        for i in 0..3000_u64 {
             rate.count(2.0, i * 100_000);
         }
-        let now = 600 * 100_000;
+        let now = 3000 * 100_000;
         assert!((rate.at(now) - 20.0).abs() < 1.0, "{}", rate.at(now));
-        assert!(rate.at(now + 60_000_000) < 0.1);
+        assert!(rate.at(now + 300_000_000) < 0.1);
     }
 
     #[test]
@@ -493,7 +545,7 @@ mod tests {
         let mut ledger = Ledger::default();
         let ticket = ledger.admit(Entry { prefill_tokens: 2e6, ..entry(1, 1_000_000) }).unwrap();
         let load = |ledger: &Ledger, now_us| ledger.activity().next().unwrap().1.prefill_tokens.at(now_us);
-        assert!(load(&ledger, 1_000_000) > 1e5);
+        assert!(load(&ledger, 1_000_000) > 6e4);
         ledger.end(ticket, 3_000_000);
         assert!(load(&ledger, 3_000_000) < 1.0);
     }
@@ -509,7 +561,7 @@ mod tests {
                 match event {
                     0 | 1 => tickets.extend(ledger.admit(entry(pod, now_us))),
                     2 => ledger.first_token(ticket, now_us),
-                    3 => ledger.progress(ticket, 3),
+                    3 => ledger.progress(ticket, 3, now_us),
                     4 => ledger.move_to(ticket, pod, 10.0, now_us),
                     _ => { ledger.end(ticket, now_us); }
                 }

@@ -7,8 +7,8 @@
 //! Layout, one idea a module:
 //!
 //! * [`request`], [`response`], [`telemetry`]: readers of what clients, engines and metric pages say.
-//! * [`ledger`], [`load`], [`prefix`], [`placements`], [`speed`], [`residual`], [`lengths`]: what the router
-//!   itself knows, and what it tells the other workers of the same Envoy; [`foreign`]: what others do.
+//! * [`ledger`], [`load`], [`occupancy`], [`prefix`], [`placements`], [`speed`] (by [`plane`]), [`residual`],
+//!   [`lengths`]: what the router itself knows, and what it tells the other workers of the same Envoy; [`foreign`]: what others do.
 //! * [`fleet`]: which pods there are and what their metrics said, as the polling worker shares it.
 //! * [`features`], [`prior`], [`model`]: a row per candidate pod, and what is predicted from it.
 //! * [`policy`]: predictions to an ordered list of pods; [`fallback`] names every way it can be less.
@@ -56,7 +56,9 @@ pub mod lengths;
 pub mod load;
 pub mod model;
 pub mod num;
+pub mod occupancy;
 pub mod placements;
+pub mod plane;
 pub mod policy;
 pub mod prefix;
 pub mod prior;
@@ -64,6 +66,7 @@ pub mod refuse;
 pub mod request;
 pub mod residual;
 pub mod response;
+pub mod reuse;
 pub mod router;
 pub mod sample;
 pub mod served;

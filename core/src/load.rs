@@ -10,7 +10,7 @@ use crate::ledger::{Activity, Entry, Phase};
 use crate::num::ms_between;
 use crate::prefix::Survival;
 use crate::residual::Residual;
-use crate::speed::SpeedSums;
+use crate::speed::{SpeedSums, Work};
 
 /// What is at one pod, by this Envoy's own books.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -19,24 +19,31 @@ pub struct PodLoad {
     pub inflight_requests: f32,
     /// Of these, without a first token.
     pub prefill_requests: f32,
-    /// Uncached prompt tokens of those.
-    pub prefill_tokens: f32,
+    /// What they take to prefill.
+    pub prefill: Work,
     /// Requests past their first token.
     pub decoding_requests: f32,
     /// Output tokens expected still, of all in flight.
     pub decode_left_tokens: f32,
+    /// Of each of these at most as many as the request asked about is expected to produce: the tokens that they
+    /// would decode beside it.
+    pub common_tokens: f32,
     /// Prompt and output tokens held.
     pub context_tokens: f32,
     /// Requests sent since the pod's last scrape.
     pub unscraped_requests: f32,
+    /// Tokens that those hold or will hold.
+    pub unscraped_context_tokens: f32,
+    /// Prompt tokens of the requests without a first token.
+    pub prefill_context_tokens: f32,
     /// Requests of ours that the last scrape must have seen.
     pub scraped_requests: f32,
     /// How long the pod has been at work on its oldest request without a first token.
     pub head_elapsed_ms: f32,
     /// Requests sent per second.
     pub arrivals_per_s: f32,
-    /// Uncached prompt tokens sent per second.
-    pub prefill_tokens_per_s: f32,
+    /// Prefill work sent per second.
+    pub prefill_per_s: Work,
     /// Whether it is left alone for its failures.
     pub ejected: bool,
     /// What all workers learned of its speed.
@@ -75,13 +82,16 @@ pub struct LoadTable {
     index: KeyMap<usize>,
     keys: Vec<u64>,
     slots: Vec<Slot>,
+    expected_output_tokens: f32,
     /// The oldest of the pods' last scrapes: what ended before it is in none of them.
     oldest_scrape_us: Option<u64>,
 }
 
 impl LoadTable {
-    /// Starts a table for these pods: key and time of the last scrape, in the order of the candidates.
-    pub fn start(&mut self, pods: impl Iterator<Item = (u64, Option<u64>)>) {
+    /// Starts a table for these pods (key and time of the last scrape, in the order of the candidates) and a
+    /// request that is expected to produce so many tokens.
+    pub fn start(&mut self, pods: impl Iterator<Item = (u64, Option<u64>)>, expected_output_tokens: f32) {
+        self.expected_output_tokens = expected_output_tokens;
         self.slots.clear();
         self.oldest_scrape_us = None;
         let mut same_pods = true;
@@ -113,6 +123,7 @@ impl LoadTable {
         {
             return;
         }
+        let own_tokens = self.expected_output_tokens;
         let Some(slot) = self.slot(entry.pod_key) else { return };
         let load = &mut slot.load;
         let seen_by_scrape = slot.scraped_us.is_some_and(|scraped_us| entry.sent_us <= scraped_us);
@@ -124,15 +135,18 @@ impl LoadTable {
         }
         load.inflight_requests += 1.0;
         load.decode_left_tokens += entry.output_left_tokens();
-        load.context_tokens += entry.prompt_tokens + entry.output_tokens;
+        load.common_tokens += entry.output_left_tokens().min(own_tokens);
+        load.context_tokens += entry.context_tokens();
         if seen_by_scrape {
             load.scraped_requests += 1.0;
         } else {
             load.unscraped_requests += 1.0;
+            load.unscraped_context_tokens += entry.context_tokens();
         }
         if entry.phase == Phase::Prefill {
             load.prefill_requests += 1.0;
-            load.prefill_tokens += entry.prefill_tokens;
+            load.prefill = load.prefill.plus(entry.work());
+            load.prefill_context_tokens += entry.prompt_tokens;
             let oldest = slot.oldest_prefill_us.unwrap_or(u64::MAX).min(entry.sent_us);
             slot.oldest_prefill_us = Some(oldest);
             slot.newest_prefill_us = slot.newest_prefill_us.max(entry.sent_us);
@@ -146,7 +160,10 @@ impl LoadTable {
     pub fn add_activity(&mut self, pod_key: u64, activity: &Activity, now_us: u64) {
         let Some(slot) = self.slot(pod_key) else { return };
         slot.load.arrivals_per_s += activity.arrivals.at(now_us);
-        slot.load.prefill_tokens_per_s += activity.prefill_tokens.at(now_us);
+        slot.load.prefill_per_s = slot.load.prefill_per_s.plus(Work {
+            tokens: activity.prefill_tokens.at(now_us),
+            token2: activity.prefill_token2.at(now_us),
+        });
         slot.standing.merge(&activity.health);
         // What a worker saw last long before another did is old, whatever it has seen: its own clock of answers
         // stands still while it gets none.
@@ -205,7 +222,7 @@ mod tests {
     #[test]
     fn what_a_scrape_has_seen_is_told_from_what_it_cannot_know() {
         let mut table = LoadTable::default();
-        table.start([(1, Some(1_000))].into_iter());
+        table.start([(1, Some(1_000))].into_iter(), 30.0);
         table.add_entry(&entry(Phase::Decode, 500, 0));
         table.add_entry(&entry(Phase::Prefill, 1_500, 0));
         table.add_entry(&entry(Phase::Ended, 500, 1_200));
@@ -216,14 +233,16 @@ mod tests {
         assert_eq!(load.unscraped_requests, 1.0);
         // One in flight and one that ended after the scrape.
         assert_eq!(load.scraped_requests, 2.0);
-        assert_eq!((load.prefill_requests, load.prefill_tokens), (1.0, 100.0));
+        assert_eq!((load.prefill_requests, load.prefill.tokens), (1.0, 100.0));
         assert_eq!(load.decoding_requests, 1.0);
+        // 48 and 50 tokens are left, of which the next request's 30 would be decoded beside it.
+        assert_eq!((load.decode_left_tokens, load.common_tokens), (96.0, 60.0));
     }
 
     #[test]
     fn the_head_of_the_queue_started_when_the_former_one_finished() {
         let mut table = LoadTable::default();
-        table.start([(1, None)].into_iter());
+        table.start([(1, None)].into_iter(), 30.0);
         table.add_entry(&entry(Phase::Prefill, 1_000, 0));
         table.add_entry(&entry(Phase::Prefill, 3_000, 0));
         table.add_activity(1, &Activity { last_first_token_us: 2_000, ..Activity::default() }, 7_000);
@@ -236,7 +255,13 @@ mod tests {
             let mut activity = Activity { last_first_token_us, ..Activity::default() };
             for i in 0..60_u16 {
                 let tokens = f32::from(i % 9) * 300.0;
-                activity.speed.observe_ttft(tokens, 20.0 + ms_per_token * tokens);
+                let speed = crate::speed::DEFAULT_SPEED;
+                activity.speed.observe_ttft(
+                    &speed,
+                    Work { tokens, token2: 0.0 },
+                    12.0,
+                    20.0 + ms_per_token * tokens,
+                );
                 activity.residual.under(1).unwrap().ttft.observe(1.0, 20.0 * ms_per_token);
             }
             activity
@@ -244,13 +269,14 @@ mod tests {
         let (idle, busy) = (learned(0.05, 1_000_000), learned(0.1, 301_000_000));
         for order in [[&idle, &busy], [&busy, &idle]] {
             let mut table = LoadTable::default();
-            table.start([(1, None)].into_iter());
+            table.start([(1, None)].into_iter(), 30.0);
             for activity in order {
                 table.add_activity(1, activity, 301_000_000);
             }
             let load = *table.finish(301_000_000).next().unwrap();
-            let slope = load.speed.fit(&crate::speed::DEFAULT_SPEED).ttft.slope;
-            assert!((slope - 0.1).abs() < 0.01, "{slope}");
+            let (speed, _) = crate::speed::speeds(&[load.speed], &crate::speed::DEFAULT_SPEED);
+            let ms = speed.prefill.ttft_ms(Work { tokens: 2000.0, token2: 0.0 }, 12.0);
+            assert!((ms - 220.0).abs() < 22.0, "{ms}");
             assert!(load.residual.factors(1).0 > 1.7, "{:?}", load.residual);
         }
     }
@@ -258,7 +284,7 @@ mod tests {
     #[test]
     fn entries_of_pods_that_left_are_skipped() {
         let mut table = LoadTable::default();
-        table.start([(2, None)].into_iter());
+        table.start([(2, None)].into_iter(), 30.0);
         table.add_entry(&entry(Phase::Prefill, 1_000, 0));
         assert_eq!(table.finish(2_000).next().unwrap().inflight_requests, 0.0);
     }

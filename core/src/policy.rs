@@ -4,13 +4,13 @@
 //! clairvoyant one, keeps moving reusable prefixes around, and every miss stalls everyone decoding there.
 //! So a placement also pays for the delay it causes. No unitless scores, no normalising over candidates.
 //!
-//! Not here: SLO targets, shedding, the price of evicted blocks.
+//! Not here: SLO targets, shedding.
 
 use crate::config::PolicyConfig;
 use crate::load::PodLoad;
 use crate::model::Prediction;
 use crate::prior::Prior;
-use crate::speed::PodSpeed;
+use crate::speed::{PodSpeed, Work};
 
 /// Prefill share above which the queueing charge would run away.
 const MAX_SHARE: f32 = 0.9;
@@ -27,38 +27,82 @@ pub struct Cost {
     /// Delay to the requests that it will soon get.
     #[serde(rename = "future")]
     pub future_ms: f32,
+    /// Time to compute again what it pushes out of the cache, as far as that is asked for again.
+    #[serde(rename = "evicted")]
+    pub evicted_ms: f32,
 }
 
 impl Cost {
     /// The weighted sum.
     #[must_use]
     pub fn total_ms(&self, policy: &PolicyConfig) -> f32 {
-        self.own_ms + policy.delay_to_others * self.others_ms + policy.delay_to_future * self.future_ms
+        self.own_ms
+            + policy.delay_to_others * self.others_ms
+            + policy.delay_to_future * self.future_ms
+            + policy.evicted * self.evicted_ms
     }
+}
+
+/// A request on a pod, as far as the cost depends on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Placing<'a> {
+    /// Time to the first token there.
+    pub ttft_ms: f32,
+    /// Time per output token there, as far as pods can be told apart by it ([`tpot_level`]).
+    pub tpot_ms: f32,
+    /// What the prior made of it.
+    pub prior: &'a Prior,
+    /// What is at the pod.
+    pub load: &'a PodLoad,
+    /// How fast the pod is.
+    pub speed: &'a PodSpeed,
+    /// Output tokens expected.
+    pub output_tokens: f32,
+    /// Tokens that the request holds while it decodes, in the mean.
+    pub context_tokens: f32,
+    /// Tokens that it pushes out of the pod's cache.
+    pub evicted_tokens: f32,
+    /// Share of these that somebody will ask for.
+    pub reuse_share: f32,
+}
+
+/// What the prior's TPOT is multiplied by on every pod: the geometric mean of what is predicted over it.
+///
+/// Multiplied by hundreds of output tokens, the least noise of a regressor that is another one for each pod decides,
+/// and the luckiest error wins: conversations move that had better stay. The laws behind the prior are shared by all
+/// pods, so the differences are theirs and the level is the model's. (Measured with `scripts/bench policy`.)
+#[must_use]
+pub fn tpot_level<'a>(pods: impl Iterator<Item = (&'a Prior, &'a Prediction)>) -> f32 {
+    let (mut ln, mut count) = (0.0, 0.0);
+    for (prior, prediction) in pods {
+        let one = (prediction.tpot_ms_p50 / prior.tpot_ms).ln();
+        if one.is_finite() {
+            ln += one;
+            count += 1.0;
+        }
+    }
+    if count > 0.0 { (ln / count).exp() } else { 1.0 }
 }
 
 /// Cost of one placement.
 ///
-/// *Others*: each request decoding there stands still while this one is prefilled, and every step of the
-/// common decode is longer by the pod's slope. Requests waiting there were first and do not wait longer.
+/// *Others*: each request that decodes there stands still while this one is prefilled, and every step of the
+/// common decode is longer by what this one adds to it. Requests waiting there were first and do not wait longer.
 /// *Future* (M/G/1): arrivals per ms × own prefill × (work ahead + own prefill) / (1 - prefill share).
+/// *Evicted*: what is pushed out and asked for again is prefilled again, with everyone there standing still.
 #[must_use]
-pub fn cost(
-    prediction: &Prediction,
-    prior: &Prior,
-    load: &PodLoad,
-    speed: &PodSpeed,
-    expected_output_tokens: f32,
-) -> Cost {
-    let own_ms = prediction.ttft_ms_p50 + expected_output_tokens * prediction.tpot_ms_p50;
-    let mean_left_tokens = load.decode_left_tokens / load.inflight_requests.max(1.0);
-    let common_tokens = expected_output_tokens.min(mean_left_tokens);
-    let others_ms =
-        prior.prefill_ms * load.decoding_requests + speed.tpot.slope * common_tokens * load.inflight_requests;
+pub fn cost(placing: &Placing<'_>) -> Cost {
+    let Placing { ttft_ms, tpot_ms, prior, load, speed, output_tokens, context_tokens, .. } = *placing;
+    let own_ms = ttft_ms + output_tokens * tpot_ms;
+    let added_ms = speed.decode.per_request_ms + speed.decode.per_context_token_ms * context_tokens;
+    let others_ms = prior.prefill_ms * load.decoding_requests + added_ms * load.common_tokens;
     let share = prior.prefill_share.min(MAX_SHARE);
     let future_ms =
         load.arrivals_per_s / 1000.0 * prior.prefill_ms * (prior.queue_ms + prior.prefill_ms) / (1.0 - share);
-    Cost { own_ms, others_ms, future_ms }
+    // A part of a prompt like this one, each token in its middle.
+    let again = Work::of(1.0, context_tokens / 2.0).share(placing.evicted_tokens * placing.reuse_share);
+    let evicted_ms = speed.prefill.work_ms(again) * (1.0 + load.decoding_requests);
+    Cost { own_ms, others_ms, future_ms, evicted_ms }
 }
 
 /// Candidates by cost, least first. Those within `tie_share` of the least cannot be told apart: one of them,
@@ -80,14 +124,22 @@ pub fn order(total_ms: &[f32], tie_share: f32, random: u64) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prior::prior;
-    use crate::speed::Line;
+    use crate::prior::tests::SPEED;
+    use crate::prior::{Demand, prior};
 
-    const SPEED: PodSpeed =
-        PodSpeed { ttft: Line { base: 20.0, slope: 0.1 }, tpot: Line { base: 10.0, slope: 0.5 } };
-
-    fn predicted(ttft_ms: f32, tpot_ms: f32) -> Prediction {
-        Prediction { ttft_ms_p50: ttft_ms, ttft_ms_p90: ttft_ms, tpot_ms_p50: tpot_ms, tpot_ms_p90: tpot_ms }
+    fn costs(load: &PodLoad, tokens: f32, output_tokens: f32, evicted_tokens: f32) -> Cost {
+        let demand = Demand { work: Work::of(tokens, tokens), ..Demand::default() };
+        cost(&Placing {
+            ttft_ms: 220.0,
+            tpot_ms: 15.0,
+            prior: &prior(load, &SPEED, &demand),
+            load,
+            speed: &SPEED,
+            output_tokens,
+            context_tokens: tokens,
+            evicted_tokens,
+            reuse_share: 0.5,
+        })
     }
 
     #[test]
@@ -95,23 +147,46 @@ mod tests {
         let load = PodLoad {
             decoding_requests: 10.0,
             inflight_requests: 10.0,
-            decode_left_tokens: 500.0,
+            common_tokens: 500.0,
             ..PodLoad::default()
         };
-        let prior = prior(&load, &SPEED, 2000.0, 0.0);
-        let cost = cost(&predicted(220.0, 15.0), &prior, &load, &SPEED, 100.0);
+        let cost = costs(&load, 2000.0, 100.0, 0.0);
         assert_eq!(cost.own_ms, 220.0 + 1500.0);
         // 200 ms of prefill for each of ten, and 0.5 ms a step for ten over the 50 tokens they have left.
         assert_eq!(cost.others_ms, 2000.0 + 250.0);
-        assert_eq!(cost.future_ms, 0.0);
+        assert_eq!((cost.future_ms, cost.evicted_ms), (0.0, 0.0));
     }
 
     #[test]
     fn the_queueing_charge_grows_with_arrivals_and_with_the_queue() {
-        let load = PodLoad { arrivals_per_s: 2.0, prefill_tokens: 3000.0, ..PodLoad::default() };
-        let prior = prior(&load, &SPEED, 1000.0, 0.0);
-        let cost = cost(&predicted(1.0, 1.0), &prior, &load, &SPEED, 1.0);
+        let prefill = Work::of(3000.0, 3000.0);
+        let cost = costs(&PodLoad { arrivals_per_s: 2.0, prefill, ..PodLoad::default() }, 1000.0, 1.0, 0.0);
         assert!((cost.future_ms - 0.002 * 100.0 * 400.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn what_is_evicted_is_computed_again_as_often_as_it_is_asked_for() {
+        let load = PodLoad { decoding_requests: 3.0, ..PodLoad::default() };
+        let cost = costs(&load, 1000.0, 1.0, 4000.0);
+        // Half of 4000 tokens at 0.1 ms, for the one who asks and three who wait.
+        assert!((cost.evicted_ms - 200.0 * 4.0).abs() < 1e-3, "{cost:?}");
+    }
+
+    #[test]
+    fn the_level_of_tpot_is_the_models_and_the_differences_are_the_laws() {
+        let prior = |tpot_ms: f32| Prior { tpot_ms, ..Prior::default() };
+        let said = |tpot_ms_p50: f32| Prediction {
+            ttft_ms_p50: 1.0,
+            ttft_ms_p90: 1.0,
+            tpot_ms_p50,
+            tpot_ms_p90: 1.0,
+        };
+        let (priors, predictions) = ([prior(10.0), prior(20.0)], [said(40.0), said(20.0)]);
+        let level = tpot_level(priors.iter().zip(&predictions));
+        assert!((level - 2.0).abs() < 1e-5, "{level}");
+        let unusable = [said(f32::NAN), said(60.0)];
+        assert!((tpot_level(priors.iter().zip(&unusable)) - 3.0).abs() < 1e-5);
+        assert_eq!(tpot_level(core::iter::empty()), 1.0);
     }
 
     #[test]

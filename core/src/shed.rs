@@ -41,12 +41,14 @@ impl Place<'_> {
     /// Time in ms until what it lacks is made up.
     ///
     /// A late first token waits for prefill ahead, which drains at the speed that new arrivals leave. Slow tokens
-    /// wait for others to finish: as many as make up the miss by the pod's slope per request, of requests whose
+    /// wait for others to finish: as many as make up the miss by what each request adds to a step, of requests whose
     /// ends lie evenly over twice their mean time left.
     fn recovery_ms(&self, miss: Miss) -> f32 {
         let drained_ms = miss.ttft_ms / (1.0 - self.prefill_share.clamp(0.0, 0.9));
         let requests = self.load.inflight_requests.max(1.0);
-        let must_end = miss.tpot_ms / self.speed.tpot.slope.max(f32::MIN_POSITIVE);
+        let each_tokens = self.load.context_tokens / requests;
+        let each_ms = self.speed.decode.step_ms(1.0, each_tokens) - self.speed.decode.base_ms;
+        let must_end = miss.tpot_ms / each_ms.max(f32::MIN_POSITIVE);
         let mean_left_ms = self.load.decode_left_tokens / requests * self.prediction.tpot_ms_p50;
         let ended_ms = (must_end / requests).min(1.0) * 2.0 * mean_left_ms;
         let recovery_ms = drained_ms.max(ended_ms);
@@ -106,12 +108,9 @@ pub fn judge<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prior::tests::SPEED;
     use crate::slo::Targets;
-    use crate::speed::Line;
     use proptest::prelude::*;
-
-    const SPEED: PodSpeed =
-        PodSpeed { ttft: Line { base: 20.0, slope: 0.1 }, tpot: Line { base: 10.0, slope: 0.5 } };
 
     fn terms(priority: i32, ttft_ms: f32, tpot_ms: f32) -> Terms {
         Terms { priority, shed_by: Targets::new(ttft_ms, tpot_ms), ..Terms::default() }

@@ -1,185 +1,203 @@
-//! How fast a pod is, learned online from its own answers.
+//! How fast pods are, learned online from their own answers.
 //!
-//! Pods of mixed hardware are the normal case. Two lines are fitted per pod by least squares on decayed
-//! sums: TTFT against the uncached tokens of work at and ahead of the request, and TPOT against the number
-//! of requests decoding. The sums of several workers add up, so what one worker learns all of them know.
+//! Two laws are shared by all pods of a class, and each pod has a factor of its own in either:
 //!
-//! Residuals are weighted by 1/(x + scale)²: about relative errors, so that a 10 % error counts the same on a
-//! 50 ms and on a 5 s answer. The weight depends on x alone: by the answer's own time, slow answers would count
-//! less and a pod that slows down would be believed late. A ridge pulls a pod with few answers to the fleet's
-//! median, so a new pod starts as a typical one.
-//! Not a predictor by itself: it feeds the prior and is a column of the model's row.
+//! * a decode step takes base + requests × a + context tokens × b: weights are read once, every sequence has its
+//!   own work, and attention reads every token held;
+//! * a first token takes some steps of waiting, the prefill's own work (linear, and quadratic by attention), and a
+//!   share of a step for every chunk that the engine cuts it into.
+//!
+//! What matters for routing is the difference between pods, and noise that is independent per pod would pick the luckiest error.
+//! So the laws are learned from all pods' answers together; a pod's factor is believed as far as pods are seen to
+//! differ by more than chance (empirical Bayes: with equal pods it is 1, with mixed hardware nearly what was
+//! measured).
+//!
+//! Not a predictor by itself: it feeds the prior and columns of the model's row.
 
 use crate::codec::{Reader, Writer};
+use crate::num::{f32_of_f64, f64_of_u64};
+use crate::plane::PlaneSums;
 
-/// Weight that each new answer takes from the old ones: an effective memory of about 30 answers, so that a
-/// pod that slowed down is noticed within 20.
-const FORGET: f32 = 1.0 / 30.0;
+/// Share of the old that a new answer leaves: the last 60 answers of a pod or so count, those of all pods of a
+/// class together for the laws.
+const KEEP: f32 = 1.0 - 1.0 / 60.0;
 
-/// Weight that an answer takes from what is known of the other pods: after 300 answers elsewhere a third of it
-/// is left, so a pod that gets none comes back to the fleet's median within some hundred requests.
-const FADE: f32 = 1.0 / 300.0;
+/// The same from what is known of the other pods: after 300 answers elsewhere a third of it is left, so a pod
+/// that gets none is taken for a typical one again within some hundred requests, and tried.
+const KEEP_OF_OTHERS: f32 = 1.0 - 1.0 / 300.0;
 
-/// Ridge weight of the belief that a pod is typical, in answers.
+/// Ridge weight of the belief in a law, in answers.
 const BELIEF_ANSWERS: f32 = 1.0;
 
-/// An answer counts as at most this factor off the line so far: on machines that stall now and then a mean
+/// An answer counts as at most this factor off what was expected: on machines that stall now and then a mean
 /// without it follows the stalls.
 const MOST_SURPRISE: f32 = 4.0;
 
-/// Answers from which the line so far is trusted that much.
+/// Answers from which what was expected is trusted that much.
 const ANSWERS_TO_CLIP: f32 = 5.0;
 
-/// A straight line y = `base` + `slope` × x.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Line {
-    /// y at x = 0.
-    pub base: f32,
-    /// Rise of y for one more x.
-    pub slope: f32,
-}
+/// Answers of a pod err together, as they share its batch: so many say as much as one that errs alone.
+const ANSWERS_ALIKE: f64 = 4.0;
 
-/// Decayed sums of a weighted least-squares fit. Additive over workers.
+/// Rounds of fitting laws and factors in turn.
+const ROUNDS: usize = 3;
+
+/// Prefill work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct LineSums {
-    /// Decayed number of observations.
-    pub count: f32,
-    w: f64,
-    wx: f64,
-    wy: f64,
-    wxx: f64,
-    wxy: f64,
+pub struct Work {
+    /// Tokens to compute.
+    pub tokens: f32,
+    /// Pairs of a computed token and one before it, for attention.
+    pub token2: f32,
 }
 
-impl LineSums {
-    /// Takes one observation. Ignored when a value is not finite, x is negative or y is not positive.
-    fn observe(&mut self, x: f32, y: f32, scale: f64) {
-        if !(x.is_finite() && y.is_finite()) || x < 0.0 || y <= 0.0 {
-            return;
-        }
-        let keep = f64::from(1.0 - FORGET);
-        let (x, y) = (f64::from(x), f64::from(y));
-        let weight = 1.0 / ((x + scale) * (x + scale));
-        self.count = self.count * (1.0 - FORGET) + 1.0;
-        self.w = self.w * keep + weight;
-        self.wx = self.wx * keep + weight * x;
-        self.wy = self.wy * keep + weight * y;
-        self.wxx = self.wxx * keep + weight * x * x;
-        self.wxy = self.wxy * keep + weight * x * y;
-    }
-
-    /// `y`, or as far from the line so far as one answer may be, once there are answers enough to tell.
-    fn clipped(&self, belief: Line, x: f32, y: f32) -> f32 {
-        if self.count < ANSWERS_TO_CLIP {
-            return y;
-        }
-        let line = self.fit(belief);
-        let expected = line.base + line.slope * x;
-        // A spike passes; a lasting change is followed within a few answers.
-        y.clamp(expected / MOST_SURPRISE, expected * MOST_SURPRISE)
-    }
-
-    fn fade(&mut self) {
-        self.scale(1.0 - FADE);
-    }
-
-    fn scale(&mut self, share: f32) {
-        self.count *= share;
-        for sum in [&mut self.w, &mut self.wx, &mut self.wy, &mut self.wxx, &mut self.wxy] {
-            *sum *= f64::from(share);
-        }
-    }
-
-    /// Adds the sums of another worker.
-    pub fn add(&mut self, other: &Self) {
-        self.count += other.count;
-        self.w += other.w;
-        self.wx += other.wx;
-        self.wy += other.wy;
-        self.wxx += other.wxx;
-        self.wxy += other.wxy;
-    }
-
-    /// The line of least weighted squares, with a ridge towards `belief`; neither part below its hundredth.
-    ///
-    /// Minimises Σ w (y - a - b x)² + k b0² ((a - a0)/a0)² + k b0² ((b - b0)/b0)². The observations' terms are
-    /// squares of y's error per x, so the belief's relative errors are brought to that unit by b0.
+impl Work {
+    /// Computing the last `uncached_tokens` of a prompt.
     #[must_use]
-    pub fn fit(&self, belief: Line) -> Line {
-        let (a0, b0) = (f64::from(belief.base), f64::from(belief.slope));
-        let ka = f64::from(BELIEF_ANSWERS) * (b0 / a0) * (b0 / a0);
-        let kb = f64::from(BELIEF_ANSWERS);
-        let (maa, mab, mbb) = (self.w + ka, self.wx, self.wxx + kb);
-        let (va, vb) = (self.wy + ka * a0, self.wxy + kb * b0);
-        let determinant = maa * mbb - mab * mab;
-        let (mut base, mut slope) =
-            ((va * mbb - vb * mab) / determinant, (vb * maa - va * mab) / determinant);
-        if !(base.is_finite() && slope.is_finite()) {
-            return belief;
-        }
-        // A negative part is noise: hold it at a small positive value and fit the other alone.
-        if slope < b0 / 100.0 {
-            slope = b0 / 100.0;
-            base = (va - slope * mab) / maa;
-        }
-        if base < a0 / 100.0 {
-            base = a0 / 100.0;
-            slope = ((vb - base * mab) / mbb).max(b0 / 100.0);
-        }
-        Line { base: crate::num::f32_of_f64(base), slope: crate::num::f32_of_f64(slope) }
+    pub fn of(uncached_tokens: f32, prompt_tokens: f32) -> Self {
+        let tokens = uncached_tokens.max(0.0);
+        Self { tokens, token2: tokens * (prompt_tokens - tokens / 2.0).max(tokens / 2.0) }
     }
 
-    fn write(&self, out: &mut Writer) {
-        out.f32(self.count);
-        for value in [self.w, self.wx, self.wy, self.wxx, self.wxy] {
-            out.f64(value);
-        }
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { tokens: self.tokens + other.tokens, token2: self.token2 + other.token2 }
     }
 
-    fn read(input: &mut Reader<'_>) -> Option<Self> {
-        Some(Self {
-            count: input.f32()?,
-            w: input.f64()?,
-            wx: input.f64()?,
-            wy: input.f64()?,
-            wxx: input.f64()?,
-            wxy: input.f64()?,
-        })
+    /// This share of it.
+    #[must_use]
+    pub fn share(self, share: f32) -> Self {
+        Self { tokens: self.tokens * share, token2: self.token2 * share }
     }
 }
 
-/// Uncached tokens at which the floor and the prefill of a typical pod weigh the same.
-const TTFT_SCALE_TOKENS: f64 = 150.0;
+/// A decode step's law.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Decode {
+    /// Ms of a step by itself.
+    pub base_ms: f32,
+    /// Ms more for each request decoding.
+    pub per_request_ms: f32,
+    /// Ms more for each token of context held.
+    pub per_context_token_ms: f32,
+}
 
-/// Requests decoding at which the base and the slope of a typical pod's TPOT weigh the same.
-const TPOT_SCALE_REQUESTS: f64 = 60.0;
+impl Decode {
+    /// Ms of a step with so many requests that hold so many tokens.
+    #[must_use]
+    pub fn step_ms(&self, requests: f32, context_tokens: f32) -> f32 {
+        self.base_ms + self.per_request_ms * requests + self.per_context_token_ms * context_tokens
+    }
+
+    fn law(self) -> [f32; 3] {
+        [self.base_ms, self.per_request_ms, self.per_context_token_ms]
+    }
+
+    fn of([base_ms, per_request_ms, per_context_token_ms]: [f32; 3], factor: f32) -> Self {
+        Self {
+            base_ms: base_ms * factor,
+            per_request_ms: per_request_ms * factor,
+            per_context_token_ms: per_context_token_ms * factor,
+        }
+    }
+}
+
+/// A first token's law.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prefill {
+    /// Decode steps that pass whatever the prompt: the running one ends, and the own first one.
+    pub wait_steps: f32,
+    /// Ms for each token computed.
+    pub per_token_ms: f32,
+    /// Ms for each pair of a computed token and one before it.
+    pub per_token2_ms: f32,
+    /// Decode steps for each token computed: one for each chunk.
+    pub steps_per_token: f32,
+}
+
+impl Prefill {
+    /// Ms that the work itself takes; decoding that goes on beside it is not in it.
+    #[must_use]
+    pub fn work_ms(&self, work: Work) -> f32 {
+        self.per_token_ms * work.tokens + self.per_token2_ms * work.token2
+    }
+
+    /// Ms from dispatch to the first token after this work, own and ahead, among decode steps of `step_ms`.
+    #[must_use]
+    pub fn ttft_ms(&self, work: Work, step_ms: f32) -> f32 {
+        (self.wait_steps + self.steps_per_token * work.tokens) * step_ms + self.work_ms(work)
+    }
+
+    fn law(self) -> [f32; 4] {
+        [self.wait_steps, self.per_token_ms, self.per_token2_ms, self.steps_per_token]
+    }
+
+    fn of([wait_steps, per_token_ms, per_token2_ms, steps_per_token]: [f32; 4], factor: f32) -> Self {
+        Self {
+            wait_steps: wait_steps * factor,
+            per_token_ms: per_token_ms * factor,
+            per_token2_ms: per_token2_ms * factor,
+            steps_per_token: steps_per_token * factor,
+        }
+    }
+}
+
+/// A pod's speed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PodSpeed {
+    /// First tokens.
+    pub prefill: Prefill,
+    /// Further tokens.
+    pub decode: Decode,
+}
+
+/// Speed assumed before any pod has answered: an 8B model on one current GPU. 0.15-0.3 ms a prompt token and 10-15 ms
+/// a step are the ranges that llm-d's simulator profiles give for it. Attention by arithmetic: 4 × layers × width
+/// operations a pair at 400 TFLOP/s, and 128 KiB of cache a token at 3.3 TB/s. Chunks of 2048 tokens are vLLM's.
+pub const DEFAULT_SPEED: PodSpeed = PodSpeed {
+    prefill: Prefill {
+        wait_steps: 1.5,
+        per_token_ms: 0.2,
+        per_token2_ms: 1.3e-6,
+        steps_per_token: 1.0 / 2048.0,
+    },
+    decode: Decode { base_ms: 12.0, per_request_ms: 0.2, per_context_token_ms: 4e-5 },
+};
 
 /// What is learned of one pod. Additive over workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SpeedSums {
-    /// TTFT in ms against uncached tokens of work.
-    pub ttft: LineSums,
-    /// TPOT in ms, freed of the prefill share, against requests decoding.
-    pub tpot: LineSums,
+    /// TTFT in ms.
+    pub ttft: PlaneSums<4>,
+    /// TPOT in ms, freed of the prefills in between.
+    pub tpot: PlaneSums<3>,
+}
+
+fn clipped(count: f32, expected: f32, y: f32) -> f32 {
+    // A spike passes; a lasting change is followed within a few answers.
+    if count < ANSWERS_TO_CLIP { y } else { y.clamp(expected / MOST_SURPRISE, expected * MOST_SURPRISE) }
 }
 
 impl SpeedSums {
-    /// An answer: `work_tokens` uncached tokens at and ahead of it took `ttft_ms`.
-    pub fn observe_ttft(&mut self, work_tokens: f32, ttft_ms: f32) {
-        let ttft_ms = self.ttft.clipped(DEFAULT_SPEED.ttft, work_tokens, ttft_ms);
-        self.ttft.observe(work_tokens, ttft_ms, TTFT_SCALE_TOKENS);
+    /// An answer of a pod taken to be this fast: `work`, own and ahead, among steps of `step_ms` took `ttft_ms`.
+    pub fn observe_ttft(&mut self, speed: &PodSpeed, work: Work, step_ms: f32, ttft_ms: f32) {
+        let expected = speed.prefill.ttft_ms(work, step_ms);
+        let x = [step_ms, work.tokens, work.token2, work.tokens * step_ms];
+        self.ttft.observe(&x, clipped(self.ttft.count, expected, ttft_ms), expected, KEEP);
     }
 
-    /// An answer: among `requests` decoding it took `tpot_ms` a token, freed of the prefill share.
-    pub fn observe_tpot(&mut self, requests: f32, tpot_ms: f32) {
-        let tpot_ms = self.tpot.clipped(DEFAULT_SPEED.tpot, requests, tpot_ms);
-        self.tpot.observe(requests, tpot_ms, TPOT_SCALE_REQUESTS);
+    /// An answer of a pod taken to be this fast: among so many requests decoding, itself included, that held so
+    /// many tokens, it took `tpot_ms` a token, freed of prefills.
+    pub fn observe_tpot(&mut self, speed: &PodSpeed, requests: f32, context_tokens: f32, tpot_ms: f32) {
+        let expected = speed.decode.step_ms(requests, context_tokens);
+        let x = [1.0, requests, context_tokens];
+        self.tpot.observe(&x, clipped(self.tpot.count, expected, tpot_ms), expected, KEEP);
     }
 
     /// Another pod answered.
     pub fn fade(&mut self) {
-        self.ttft.fade();
-        self.tpot.fade();
+        self.scale(KEEP_OF_OTHERS);
     }
 
     /// Lets this share of the answers count.
@@ -194,143 +212,67 @@ impl SpeedSums {
         self.tpot.add(&other.tpot);
     }
 
-    /// The pod's speed, pulled to `belief` where little is known.
-    #[must_use]
-    pub fn fit(&self, belief: &PodSpeed) -> PodSpeed {
-        PodSpeed { ttft: self.ttft.fit(belief.ttft), tpot: self.tpot.fit(belief.tpot) }
-    }
-
     pub(crate) fn write(&self, out: &mut Writer) {
         self.ttft.write(out);
         self.tpot.write(out);
     }
 
     pub(crate) fn read(input: &mut Reader<'_>) -> Option<Self> {
-        Some(Self { ttft: LineSums::read(input)?, tpot: LineSums::read(input)? })
+        Some(Self { ttft: PlaneSums::read(input)?, tpot: PlaneSums::read(input)? })
     }
 }
 
-/// A pod's speed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PodSpeed {
-    /// `base`: TTFT floor in ms; `slope`: prefill ms per uncached token.
-    pub ttft: Line,
-    /// `base`: TPOT in ms of a request alone; `slope`: ms more for each further request decoding.
-    pub tpot: Line,
+/// Factors of pods against a law, each believed as far as pods differ by more than chance.
+///
+/// A pod's factor varies about the others' with the variance t between pods, and is known but for v, the variance
+/// of the mean of its answers; then the best guess of its logarithm is the mean plus t / (t + v) of what is off it.
+fn factors<const N: usize>(pods: &[&PlaneSums<N>], law: &[f32; N]) -> Vec<f64> {
+    let seen: Vec<_> = pods.iter().map(|sums| sums.against(law).filter(|_| sums.count >= 1.0)).collect();
+    let known =
+        || seen.iter().zip(pods).filter_map(|(scale, sums)| Some((scale.as_ref()?, f64::from(sums.count))));
+    let answers: f64 = known().map(|(_, count)| count).sum();
+    let number = f64_of_u64(u64::try_from(known().count()).unwrap_or(0));
+    let variance = known().map(|(scale, count)| scale.variance * count).sum::<f64>() / answers;
+    let own = |count: f64| variance * ANSWERS_ALIKE / count;
+    let mean = known().map(|(scale, count)| scale.ln * count).sum::<f64>() / answers;
+    let off = known().map(|(scale, _)| (scale.ln - mean) * (scale.ln - mean)).sum::<f64>() / (number - 1.0);
+    let chance = known().map(|(_, count)| own(count)).sum::<f64>() / number;
+    let between = (off - chance).max(0.0);
+    seen.iter()
+        .zip(pods)
+        .map(|(scale, sums)| {
+            let Some(scale) = scale else { return 1.0 };
+            let ln = (scale.ln - mean) * between / (between + own(f64::from(sums.count)));
+            if ln.is_finite() { ln.exp() } else { 1.0 }
+        })
+        .collect()
 }
 
-/// Speed assumed before any pod has answered: an 8B model on one current GPU (0.15-0.3 ms a prompt token and
-/// 10-15 ms a step are the ranges that llm-d's simulator profiles give for it).
-pub const DEFAULT_SPEED: PodSpeed =
-    PodSpeed { ttft: Line { base: 30.0, slope: 0.2 }, tpot: Line { base: 12.0, slope: 0.2 } };
+fn laws<const N: usize>(pods: &[&PlaneSums<N>], belief: [f32; N]) -> ([f32; N], Vec<f64>) {
+    let mut law = belief;
+    let mut each = vec![1.0; pods.len()];
+    for _ in 0..ROUNDS {
+        let mut all = PlaneSums::default();
+        for (sums, factor) in pods.iter().zip(&each) {
+            all.add_scaled(sums, *factor);
+        }
+        law = all.fit(&belief, BELIEF_ANSWERS);
+        each = factors(pods, &law);
+    }
+    (law, each)
+}
 
-/// The typical speed of these pods: medians over those that have answered, else `belief`.
+/// The typical speed of these pods, pulled to `belief` where little is known, and each pod's own.
 #[must_use]
-pub fn typical(pods: &[SpeedSums], belief: &PodSpeed) -> PodSpeed {
-    let known = |pick: fn(&SpeedSums) -> &LineSums, default: Line| {
-        let lines: Vec<Line> =
-            pods.iter().map(pick).filter(|sums| sums.count >= 3.0).map(|sums| sums.fit(default)).collect();
-        let median = |part: fn(&Line) -> f32, default: f32| {
-            let mut values: Vec<f32> = lines.iter().map(part).collect();
-            values.sort_by(f32::total_cmp);
-            values.get(values.len() / 2).copied().unwrap_or(default)
-        };
-        Line { base: median(|line| line.base, default.base), slope: median(|line| line.slope, default.slope) }
+pub fn speeds(pods: &[SpeedSums], belief: &PodSpeed) -> (PodSpeed, Vec<PodSpeed>) {
+    let ttft: Vec<_> = pods.iter().map(|sums| &sums.ttft).collect();
+    let tpot: Vec<_> = pods.iter().map(|sums| &sums.tpot).collect();
+    let (prefill, ttft_factors) = laws(&ttft, belief.prefill.law());
+    let (decode, tpot_factors) = laws(&tpot, belief.decode.law());
+    let speed = |ttft: f64, tpot: f64| PodSpeed {
+        prefill: Prefill::of(prefill, f32_of_f64(ttft)),
+        decode: Decode::of(decode, f32_of_f64(tpot)),
     };
-    PodSpeed { ttft: known(|sums| &sums.ttft, belief.ttft), tpot: known(|sums| &sums.tpot, belief.tpot) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn assert_close(got: f32, want: f32, share: f32) {
-        assert!((got - want).abs() <= want.abs() * share, "got {got}, want {want}");
-    }
-
-    #[test]
-    fn a_line_is_found_from_its_points() {
-        let mut sums = LineSums::default();
-        for i in 0..60_u16 {
-            let x = f32::from(i % 12) * 400.0;
-            sums.observe(x, 25.0 + 0.08 * x, 150.0);
-        }
-        let line = sums.fit(DEFAULT_SPEED.ttft);
-        assert_close(line.base, 25.0, 0.1);
-        assert_close(line.slope, 0.08, 0.1);
-    }
-
-    #[test]
-    fn a_pod_that_slows_down_by_two_is_noticed_within_20_answers() {
-        let mut sums = LineSums::default();
-        let x = |i: u16| f32::from(i % 7) * 500.0;
-        for i in 0..200 {
-            sums.observe(x(i), 20.0 + 0.1 * x(i), 150.0);
-        }
-        for i in 0..20 {
-            sums.observe(x(i), 40.0 + 0.2 * x(i), 150.0);
-        }
-        // Half of the way at least: 20 of about 30 remembered answers are new.
-        assert!(sums.fit(DEFAULT_SPEED.ttft).slope > 0.13);
-    }
-
-    #[test]
-    fn a_stall_moves_the_line_little_and_a_lasting_change_of_ten_all_the_way() {
-        let (x, mut sums) = (|i: u16| f32::from(i % 7) * 500.0, SpeedSums::default());
-        for i in 0..40 {
-            sums.observe_ttft(x(i), 20.0 + 0.1 * x(i));
-        }
-        sums.observe_ttft(500.0, 60_000.0);
-        assert!(sums.fit(&DEFAULT_SPEED).ttft.slope < 0.14);
-        for i in 0..60 {
-            sums.observe_ttft(x(i), 200.0 + x(i));
-        }
-        assert!(sums.fit(&DEFAULT_SPEED).ttft.slope > 0.8, "{:?}", sums.fit(&DEFAULT_SPEED));
-    }
-
-    #[test]
-    fn a_pod_without_answers_is_typical() {
-        let mut fast = SpeedSums::default();
-        for i in 0..40_u16 {
-            fast.observe_ttft(f32::from(i % 9) * 300.0, 10.0 + 0.05 * f32::from(i % 9) * 300.0);
-        }
-        let typical = typical(&[fast, SpeedSums::default()], &DEFAULT_SPEED);
-        assert_close(typical.ttft.slope, 0.05, 0.15);
-        assert_eq!(SpeedSums::default().fit(&typical), typical);
-    }
-
-    #[test]
-    fn a_pod_that_was_slow_once_is_typical_again_after_a_thousand_answers_of_others() {
-        let mut slow = SpeedSums::default();
-        for i in 0..60_u16 {
-            slow.observe_ttft(f32::from(i % 9) * 300.0, 4.0 * (20.0 + 0.1 * f32::from(i % 9) * 300.0));
-        }
-        let typical = PodSpeed { ttft: Line { base: 20.0, slope: 0.1 }, ..DEFAULT_SPEED };
-        assert!(slow.fit(&typical).ttft.slope > 0.35);
-        for _ in 0..1500 {
-            slow.fade();
-        }
-        assert!(slow.fit(&typical).ttft.slope < 0.2);
-    }
-
-    #[test]
-    fn answers_on_one_point_never_give_a_negative_part() {
-        let mut sums = LineSums::default();
-        for _ in 0..50 {
-            sums.observe(1000.0, 3.0, 150.0);
-        }
-        let line = sums.fit(DEFAULT_SPEED.ttft);
-        assert!(line.base > 0.0 && line.slope > 0.0, "{line:?}");
-    }
-
-    #[test]
-    fn sums_of_two_workers_add_up_to_a_fit_of_both() {
-        let (mut one, mut two) = (LineSums::default(), LineSums::default());
-        for i in 0..30_u16 {
-            one.observe(f32::from(i) * 100.0, 10.0 + 0.1 * f32::from(i) * 100.0, 150.0);
-            two.observe(f32::from(i) * 50.0, 10.0 + 0.1 * f32::from(i) * 50.0, 150.0);
-        }
-        one.add(&two);
-        assert_close(one.fit(DEFAULT_SPEED.ttft).slope, 0.1, 0.05);
-    }
+    let each = ttft_factors.iter().zip(&tpot_factors).map(|(ttft, tpot)| speed(*ttft, *tpot)).collect();
+    (speed(1.0, 1.0), each)
 }

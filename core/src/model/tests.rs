@@ -131,10 +131,7 @@ mod tract_tests {
         let mut random = Random(4);
         let (ttft, tpot) =
             (random.ensemble(20, 5).with_link(Link::Exp), random.ensemble(20, 12).with_link(Link::Exp));
-        let bytes = write::write(
-            &metadata(),
-            &[(Output::ALL[4], &ttft), (Output::ALL[6], &tpot)],
-        );
+        let bytes = write::write(&metadata(), &[(Output::ALL[4], &ttft), (Output::ALL[6], &tpot)]);
         let (lean, graph) = (Model::from_onnx_lean(&bytes).unwrap(), Model::from_onnx_tract(&bytes).unwrap());
         let rows: Vec<Row> = (0..100).map(|_| random.row()).collect();
         let (mut from_lean, mut from_graph) = (Vec::new(), Vec::new());

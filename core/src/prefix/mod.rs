@@ -200,6 +200,13 @@ impl PrefixIndex {
         }
     }
 
+    /// Tokens that the pod's cache takes before it evicts anything.
+    #[must_use]
+    pub fn room_tokens(&self, pod_key: u64) -> f32 {
+        let room = |pod: &PodCache| pod.capacity_tokens.saturating_sub(pod.recency.held());
+        self.pods.get(&pod_key).map_or(0.0, |pod| f32_of_u64(room(pod)))
+    }
+
     /// The size of a pod's cache, as it reports it or as is assumed.
     pub fn set_capacity(&mut self, pod_key: u64, capacity: Capacity) {
         if !self.pods.contains_key(&pod_key) {

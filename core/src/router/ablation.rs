@@ -5,6 +5,7 @@
 use crate::fleet::Pod;
 use crate::load::PodLoad;
 use crate::prefix::{Capacity, Survival};
+use crate::speed::Work;
 
 /// What is left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,16 +50,19 @@ impl Ablation {
                     (known(scrape.waiting_requests), known(scrape.running_requests))
                 });
                 *load = PodLoad {
-                    inflight_requests: waiting + running,
-                    prefill_requests: waiting,
-                    // The prior charges for those that wait as it does for other routers' requests.
-                    prefill_tokens: 0.0,
+                    // The prior counts those that wait as it does other routers' requests.
+                    inflight_requests: running,
+                    scraped_requests: running,
+                    prefill_requests: 0.0,
+                    prefill: Work::default(),
+                    prefill_context_tokens: 0.0,
                     decoding_requests: running,
                     decode_left_tokens: (waiting + running * HALF) * expected_output_tokens,
+                    common_tokens: running * HALF * expected_output_tokens,
                     context_tokens: scrape
                         .map_or(0.0, |scrape| known(scrape.kv_usage * scrape.kv_capacity_tokens)),
                     unscraped_requests: 0.0,
-                    scraped_requests: 0.0,
+                    unscraped_context_tokens: 0.0,
                     head_elapsed_ms: 0.0,
                     ..*load
                 };
@@ -90,7 +94,7 @@ mod tests {
 
     #[test]
     fn with_nothing_left_out_nothing_changes() {
-        let load = PodLoad { inflight_requests: 3.0, prefill_tokens: 9.0, ..PodLoad::default() };
+        let load = PodLoad { inflight_requests: 3.0, common_tokens: 9.0, ..PodLoad::default() };
         let mut loads = [load];
         Ablation::default().apply(fleet().pods(), &mut loads, 100.0, |_| true);
         assert_eq!(loads, [load]);
@@ -104,7 +108,7 @@ mod tests {
         let load = PodLoad { inflight_requests: 30.0, unscraped_requests: 5.0, ..PodLoad::default() };
         let mut loads = [load];
         ablation.apply(fleet().pods(), &mut loads, 100.0, |_| true);
-        assert_eq!((loads[0].inflight_requests, loads[0].decoding_requests), (8.0, 6.0));
+        assert_eq!((loads[0].inflight_requests, loads[0].decoding_requests), (6.0, 6.0));
         assert_eq!((loads[0].decode_left_tokens, loads[0].context_tokens), (500.0, 500.0));
         assert_eq!(loads[0].unscraped_requests, 0.0);
         let mut stale = [load];

@@ -12,13 +12,13 @@ use crate::features::{Feature, Row};
 use crate::fleet::{Pod, Served};
 use crate::load::PodLoad;
 use crate::model::Prediction;
-use crate::policy::{Cost, cost, order};
+use crate::policy::{Cost, Placing, cost, order, tpot_level};
 use crate::prefix::{PrefixMatch, Survival};
-use crate::prior::{Prior, prior};
+use crate::prior::{Demand, Prior, prior};
 use crate::request::{LlmRequest, model_key};
 use crate::shed::{Place, Shed};
 use crate::slo::{Miss, Terms};
-use crate::speed::PodSpeed;
+use crate::speed::{PodSpeed, Work};
 
 /// Spread of the prior's own 90th percentile over its median. It only matters to latency targets; costs are made of
 /// medians.
@@ -41,10 +41,14 @@ pub struct Choice {
     pub total_ms: f32,
     /// Prompt tokens to prefill there.
     pub uncached_tokens: f32,
-    /// Prefill work ahead of the request there, in tokens.
-    pub work_ahead_tokens: f32,
-    /// Share of the pod's time that prefill takes.
-    pub prefill_share: f32,
+    /// What the prior made of it.
+    pub prior: Prior,
+    /// By this speed…
+    pub speed: PodSpeed,
+    /// …and for this demand.
+    pub demand: Demand,
+    /// Tokens that the request pushes out of its cache.
+    pub evicted_tokens: f32,
     /// What its cache was expected to hold of the prompt…
     pub seen: PrefixMatch,
     /// …by this estimate of what it keeps.
@@ -60,6 +64,8 @@ pub struct Decision {
     pub choices: Vec<Choice>,
     /// The second best, where it is not among `choices`.
     pub runner_up: Option<(String, f32)>,
+    /// Prompt tokens that some pod held once and none holds now.
+    pub lost_tokens: f32,
     /// Number of candidates.
     pub candidates: usize,
     /// Which rung of the ladder decided.
@@ -88,14 +94,31 @@ pub struct Decision {
     pub shed: Option<Shed>,
 }
 
+/// How large a request is.
+struct Size {
+    prompt_tokens: f32,
+    block_tokens: f32,
+    expected_output_tokens: f32,
+}
+
+impl Size {
+    /// Tokens that it holds while it decodes, in the mean.
+    fn context_tokens(&self) -> f32 {
+        self.prompt_tokens + self.expected_output_tokens / 2.0
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Candidate {
     at: usize,
     load: PodLoad,
     speed: PodSpeed,
+    demand: Demand,
     prior: Prior,
     uncached_tokens: f32,
     seen: PrefixMatch,
+    /// Tokens that the request pushes out of its cache.
+    evicted_tokens: f32,
 }
 
 /// Share of the time to compute a token that it takes to load it from host memory: a PCIe 5.0 x16 link carries
@@ -142,8 +165,8 @@ impl Router {
             self.config.policy.default_output_tokens,
         );
         let block_tokens = self.block_tokens(request, prompt_tokens);
-        let (candidates, widened) =
-            self.candidates(request, model_key, prompt_tokens, expected_output_tokens, block_tokens, now_us);
+        let size = Size { prompt_tokens, block_tokens, expected_output_tokens };
+        let (candidates, widened) = self.candidates(request, model_key, &size, now_us);
         if candidates.is_empty() {
             return Err(Reason::NoCandidates);
         }
@@ -151,17 +174,30 @@ impl Router {
         let (rung, reason) = self.predict(&candidates);
 
         let policy = &terms.weigh(&self.config.policy, &self.config.priority);
+        let tpot_level = tpot_level(
+            candidates.iter().zip(&self.scratch.predictions).map(|(one, said)| (&one.prior, said)),
+        );
         let costs: Vec<Cost> = candidates
             .iter()
             .zip(&self.scratch.predictions)
             .map(|(candidate, prediction)| {
-                cost(prediction, &candidate.prior, &candidate.load, &candidate.speed, expected_output_tokens)
+                cost(&Placing {
+                    ttft_ms: prediction.ttft_ms_p50,
+                    tpot_ms: candidate.prior.tpot_ms * tpot_level,
+                    prior: &candidate.prior,
+                    load: &candidate.load,
+                    speed: &candidate.speed,
+                    output_tokens: expected_output_tokens,
+                    context_tokens: size.context_tokens(),
+                    evicted_tokens: candidate.evicted_tokens,
+                    reuse_share: self.reuse.share(),
+                })
             })
             .collect();
         let totals: Vec<f32> = match rung {
             Rung::LeastTokens | Rung::Envoy => candidates
                 .iter()
-                .map(|candidate| candidate.load.prefill_tokens + candidate.load.decode_left_tokens)
+                .map(|candidate| candidate.load.prefill.tokens + candidate.load.decode_left_tokens)
                 .collect(),
             Rung::Model | Rung::Prior => costs.iter().map(|cost| cost.total_ms(policy)).collect(),
         };
@@ -190,8 +226,10 @@ impl Router {
                 cost: *costs.get(at)?,
                 total_ms,
                 uncached_tokens: candidate.uncached_tokens,
-                work_ahead_tokens: candidate.prior.queue_ms / candidate.speed.ttft.slope,
-                prefill_share: candidate.prior.prefill_share,
+                evicted_tokens: candidate.evicted_tokens,
+                prior: candidate.prior,
+                speed: candidate.speed,
+                demand: candidate.demand,
                 seen: candidate.seen,
                 survival: candidate.load.survival,
                 corrected: match rung {
@@ -212,6 +250,10 @@ impl Router {
             (Some(model), Rung::Model) => (Arc::from(model.card().model_id.as_str()), self.generation),
             _ => (Arc::from(""), 0),
         };
+        let most =
+            |of: fn(&PrefixMatch) -> f32| candidates.iter().map(|one| of(&one.seen)).fold(0.0, f32::max);
+        let lost_tokens =
+            most(|seen| seen.matched_tokens) - most(|seen| seen.surviving_tokens + seen.host_tokens);
         let count = candidates.len();
         self.scratch.candidates = candidates;
         let in_time = choices
@@ -219,6 +261,7 @@ impl Router {
             .filter(|_| predicted && terms.targets.any())
             .map(|pick| Miss::of(&pick.prediction, terms.targets, terms.quantile).is_none());
         Ok(Decision {
+            lost_tokens,
             choices,
             runner_up,
             candidates: count,
@@ -258,17 +301,16 @@ impl Router {
         &mut self,
         request: &LlmRequest,
         model_key: u64,
-        prompt_tokens: f32,
-        expected_output_tokens: f32,
-        block_tokens: f32,
+        size: &Size,
         now_us: u64,
     ) -> (Vec<Candidate>, Option<Reason>) {
+        let Size { prompt_tokens, block_tokens, expected_output_tokens } = *size;
         let stale_after_ms = self.config.telemetry.stale_after_ms;
         let scraped_us = |pod: &Pod| {
             pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms)).map(|scrape| scrape.taken_us)
         };
         let table = &mut self.scratch.table;
-        table.start(self.fleet.pods().iter().map(|pod| (pod.key, scraped_us(pod))));
+        table.start(self.fleet.pods().iter().map(|pod| (pod.key, scraped_us(pod))), expected_output_tokens);
         for entry in self.ledger.entries() {
             table.add_entry(entry);
         }
@@ -288,7 +330,7 @@ impl Router {
         loads.extend(table.finish(now_us).copied());
         let pods = self.fleet.pods();
         self.ablation.apply(pods, &mut loads, expected_output_tokens, |pod| scraped_us(pod).is_some());
-        self.scratch.typical.refresh(pods, &loads, now_us);
+        self.scratch.speeds.refresh(pods, &loads, now_us);
         let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
         // One that has not said yet what it serves comes before one that has said that it is not this.
         let may_have_it = |pod: &Pod| pod.served == Served::Awaited;
@@ -312,7 +354,7 @@ impl Router {
             .enumerate()
             .filter(|(_, (pod, load))| fits(pod) && (none_is_well || is_well(pod, load)))
             .map(|(at, (pod, load))| {
-                let speed = load.speed.fit(&self.scratch.typical.of(pod));
+                let speed = self.scratch.speeds.of(at, pod);
                 let blocks = &request.prompt.blocks;
                 let mut seen = self.prefix.look(pod.key, blocks, block_tokens, &load.survival, &mut guess);
                 // Engines reuse whole blocks of their own, which may be larger than the index's.
@@ -322,19 +364,47 @@ impl Router {
                 }
                 // The last token is always computed: its logits are what the first output token is drawn from.
                 let uncached_tokens = (prompt_tokens - seen.surviving_tokens - seen.host_tokens).max(1.0);
-                let work_tokens = uncached_tokens + HOST_LOAD_SHARE * seen.host_tokens;
+                let work = Work::of(uncached_tokens, prompt_tokens);
+                let work = Work { tokens: work.tokens + HOST_LOAD_SHARE * seen.host_tokens, ..work };
                 let scrape = pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms));
-                let foreign_waiting = scrape.map_or(0.0, |scrape| {
+                let (foreign, waiting) = scrape.map_or((0.0, 0.0), |scrape| {
                     let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
-                    foreign.min(scrape.waiting_requests).max(0.0)
+                    let foreign = if foreign > 0.0 { foreign } else { 0.0 };
+                    (foreign, foreign.min(scrape.waiting_requests))
                 });
+                // The cache in use at the scrape, what waited then, what was sent since, and this request. Prefixes
+                // that requests share are there once.
+                let short_share = scrape.map_or(0.0, |scrape| {
+                    let waiting = scrape.waiting_requests * load.prefill_context_tokens
+                        / load.prefill_requests.max(1.0);
+                    let in_use = scrape.kv_usage * scrape.kv_capacity_tokens;
+                    let booked = load.context_tokens - load.unscraped_context_tokens - waiting;
+                    let once = (in_use / booked).clamp(0.05, 1.0);
+                    let more =
+                        waiting + load.unscraped_context_tokens + size.prompt_tokens + expected_output_tokens;
+                    let share = (in_use + more * once) / scrape.kv_capacity_tokens - 1.0;
+                    if share > 0.0 { share } else { 0.0 }
+                });
+                let demand = Demand {
+                    short_share,
+                    work,
+                    context_tokens: size.context_tokens(),
+                    foreign_requests: foreign,
+                    // Of strangers' prompts nothing is known: they are taken to be like this one.
+                    foreign_context_tokens: foreign * prompt_tokens,
+                    foreign_work: Work::of(prompt_tokens, prompt_tokens).share(waiting),
+                };
                 Candidate {
                     at,
                     load,
                     speed,
-                    prior: prior(&load, &speed, work_tokens, foreign_waiting * prompt_tokens),
+                    demand,
+                    prior: prior(&load, &speed, &demand),
                     uncached_tokens,
                     seen,
+                    evicted_tokens: (uncached_tokens + expected_output_tokens
+                        - self.prefix.room_tokens(pod.key))
+                    .max(0.0),
                 }
             });
         let mut candidates = core::mem::take(&mut self.scratch.candidates);
@@ -387,17 +457,17 @@ impl Router {
             }
             row.set(Feature::InflightRequests, load.inflight_requests);
             row.set(Feature::PrefillRequests, load.prefill_requests);
-            row.set(Feature::PrefillTokens, load.prefill_tokens);
+            row.set(Feature::PrefillTokens, load.prefill.tokens);
             row.set(Feature::DecodingRequests, load.decoding_requests);
             row.set(Feature::DecodeTokensLeft, load.decode_left_tokens);
             row.set(Feature::ContextTokens, load.context_tokens);
             row.set(Feature::UnscrapedRequests, load.unscraped_requests);
             row.set(Feature::HeadElapsedMs, load.head_elapsed_ms);
             row.set(Feature::ArrivalsPerS, load.arrivals_per_s);
-            row.set(Feature::PrefillLoad, load.prefill_tokens_per_s * speed.ttft.slope / 1000.0);
-            row.set(Feature::PrefillMsPerToken, speed.ttft.slope);
-            row.set(Feature::TtftFloorMs, speed.ttft.base);
-            row.set(Feature::DecodeMs, speed.tpot.base);
+            row.set(Feature::PrefillLoad, prior.prefill_share);
+            row.set(Feature::PrefillMsPerToken, speed.prefill.per_token_ms);
+            row.set(Feature::PriorQueueMs, prior.queue_ms);
+            row.set(Feature::PriorStepMs, prior.step_ms);
             row.set(Feature::PriorTtftMs, prior.ttft_ms);
             row.set(Feature::PriorTpotMs, prior.tpot_ms);
             self.scratch.rows.push(row);

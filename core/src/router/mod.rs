@@ -6,7 +6,7 @@
 //! [`Router::export`] and as the values that [`Router::dispatch`] and [`Router::end`] return.
 //!
 //! * `pods`: what the table of pods and the other workers' placements mean for the prefix index.
-//! * [`decide`]: rows, predictions, costs, order. `typical`: what an unknown pod is taken for.
+//! * [`decide`]: rows, predictions, costs, order. `typical`: how fast pods are, and what an unknown one is taken for.
 //! * [`ablation`]: what can be left out, for benches.
 //! * [`outcome`]: dispatch and everything that follows.
 
@@ -42,10 +42,11 @@ use crate::model::{Model, Prediction};
 use crate::placements::{LogReader, PlacementLog};
 use crate::prefix::PrefixIndex;
 use crate::request::tokens::TokenEstimator;
+use crate::reuse::Reuse;
 use crate::telemetry::LoadReport;
 use decide::Candidate;
 use pods::PodMemory;
-use typical::TypicalSpeeds;
+use typical::Speeds;
 
 /// A ledger whose heartbeat is older belongs to a VM that is gone.
 const PEER_STALE_US: u64 = 3_000_000;
@@ -63,7 +64,7 @@ struct Peer {
 #[derive(Debug, Default)]
 struct Scratch {
     table: LoadTable,
-    typical: TypicalSpeeds,
+    speeds: Speeds,
     loads: Vec<PodLoad>,
     candidates: Vec<Candidate>,
     rows: Vec<Row>,
@@ -86,6 +87,7 @@ pub struct Router {
     log: PlacementLog,
     tokens: TokenEstimator,
     model: Option<Arc<Model>>,
+    reuse: Reuse,
     generation: u64,
     lists_all: bool,
     ablation: Ablation,
@@ -111,6 +113,7 @@ impl Router {
             log: PlacementLog::new(incarnation),
             tokens: TokenEstimator::default(),
             model: None,
+            reuse: Reuse::default(),
             generation: 0,
             lists_all: false,
             ablation: Ablation::default(),

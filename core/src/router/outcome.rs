@@ -11,11 +11,13 @@ use crate::features::Feature;
 use crate::hash::pod_key;
 use crate::ledger::{Entry, Phase};
 use crate::num::{f32_of_f64, f32_of_u64, f32_of_usize, f64_of_u64, ms_between};
+use crate::occupancy::{Company, Occupancy};
 use crate::placements::Placement;
 use crate::request::{LlmRequest, PromptShape};
 use crate::response::Summary;
 use crate::sample::{Ending, Sample, TokenSource};
 use crate::slo::Targets;
+use crate::speed::Work;
 
 /// A value for the placement ring in shared data: its place and its bytes.
 pub type SegmentWrite = (u64, Vec<u8>);
@@ -39,7 +41,8 @@ pub struct Dispatch {
     last_block: Option<u64>,
     block_tokens: f32,
     prompt_tokens: f32,
-    inflight_at_pick: f32,
+    /// What the pod had been busy with by the first token.
+    at_first_token: Option<Occupancy>,
     /// Which rung decided.
     pub rung: Rung,
     /// Why it was not the model.
@@ -103,7 +106,7 @@ impl Router {
             last_block: request.prompt.blocks.last().copied(),
             block_tokens: decision.block_tokens,
             prompt_tokens: decision.prompt_tokens,
-            inflight_at_pick: 0.0,
+            at_first_token: None,
             rung: decision.rung,
             reason: decision.reason,
             targets: decision.terms.targets,
@@ -114,7 +117,7 @@ impl Router {
         };
         let Some(pick) = decision.choices.first() else { return (dispatch, None) };
         dispatch.served_address.clone_from(&pick.address);
-        dispatch.inflight_at_pick = pick.row.get(Feature::InflightRequests);
+        self.reuse.observe(decision.lost_tokens, pick.evicted_tokens);
         dispatch.ticket = self.ledger.admit(Entry {
             pod_key: pick.key,
             sent_us: now_us,
@@ -171,13 +174,26 @@ impl Router {
     /// The body's reader has seen this many output tokens. Returns whether this was the first.
     pub fn progress(&mut self, dispatch: &mut Dispatch, output_tokens: u32, now_us: u64) -> bool {
         let Some(ticket) = dispatch.ticket else { return false };
-        self.ledger.progress(ticket, output_tokens);
+        self.ledger.progress(ticket, output_tokens, now_us);
         let first = !dispatch.first_token_seen && output_tokens > 0;
         if first {
             dispatch.first_token_seen = true;
             self.ledger.first_token(ticket, now_us);
+            dispatch.at_first_token = Some(self.occupancy(pod_key(&dispatch.served_address), now_us));
         }
         first
+    }
+
+    /// What all workers' requests kept a pod busy with up to now.
+    fn occupancy(&self, pod_key: u64, now_us: u64) -> Occupancy {
+        let mut all = Occupancy::default();
+        let own = self.ledger.activity_of(pod_key).into_iter();
+        for activity in
+            own.chain(Self::live_peers(&self.peers, now_us).filter_map(|view| view.activity_of(pod_key)))
+        {
+            all.add(&activity.occupancy, now_us);
+        }
+        all
     }
 
     /// The request is over. Takes it off the books, learns from it, and gives its sample.
@@ -192,6 +208,9 @@ impl Router {
         if core::mem::replace(&mut dispatch.ended, true) {
             return None;
         }
+        let company = dispatch
+            .at_first_token
+            .and_then(|first| self.occupancy(pod_key(&dispatch.served_address), now_us).since(&first));
         let entry = dispatch.ticket.and_then(|ticket| self.ledger.end(ticket, now_us));
         self.requests += 1;
         self.note_answers(
@@ -202,7 +221,7 @@ impl Router {
         );
         let sample = self.sample(dispatch, outcome);
         if sample.status == 200 && sample.attempts <= 1 && sample.ending == Ending::Complete {
-            self.learn(dispatch, &sample);
+            self.learn(dispatch, &sample, company);
         }
         let blocks =
             outcome.summary.as_ref().map(|summary| summary.answer_blocks.clone()).unwrap_or_default();
@@ -346,7 +365,7 @@ impl Router {
         }
     }
 
-    fn learn(&mut self, dispatch: &Dispatch, sample: &Sample) {
+    fn learn(&mut self, dispatch: &Dispatch, sample: &Sample, company: Option<Company>) {
         if let (Some(estimated), Some(prompt_tokens)) = (&dispatch.estimated, sample.prompt_tokens) {
             let Estimated { text_bytes, shape, .. } = estimated;
             self.tokens.observe(dispatch.model_key, *text_bytes, shape, prompt_tokens);
@@ -391,16 +410,21 @@ impl Router {
             Some(cached) => (prompt_tokens - cached).max(0.0),
             None => choice.uncached_tokens,
         };
-        if let Some(ttft_ms) = sample.ttft_ms.filter(|_| sample.streamed) {
-            self.ledger.observe_speed(choice.key, |speed| {
-                speed.observe_ttft(choice.work_ahead_tokens + prefilled, ttft_ms);
-            });
+        let Choice { key, speed, prior, demand, .. } = choice;
+        // A wait for memory tells of others' answers, not of this pod's speed.
+        let prompt_only = sample.streamed && prior.memory_ms <= 0.0;
+        if let Some(ttft_ms) = sample.ttft_ms.filter(|_| prompt_only) {
+            let work = prior.ahead.plus(Work::of(prefilled, prompt_tokens));
+            self.ledger.observe_speed(*key, |sums| sums.observe_ttft(speed, work, prior.step_ms, ttft_ms));
         }
-        if let Some(tpot_ms) = sample.tpot_ms {
-            let free_of_prefill_ms = tpot_ms * (1.0 - choice.prefill_share);
-            self.ledger.observe_speed(choice.key, |speed| {
-                speed.observe_tpot(dispatch.inflight_at_pick, free_of_prefill_ms);
-            });
+        if let (Some(tpot_ms), Some(company)) = (sample.tpot_ms, company) {
+            let steps = f32_of_u64(u64::from(sample.output_tokens)) - 1.0;
+            // Prompts that were computed meanwhile stood in between. What only seems so leaves half at least.
+            let alone_ms = (tpot_ms - speed.prefill.work_ms(company.prefilled) / steps).max(tpot_ms / 2.0);
+            let requests = company.requests + demand.foreign_requests;
+            let context_tokens = company.context_tokens + demand.foreign_context_tokens;
+            self.ledger
+                .observe_speed(*key, |sums| sums.observe_tpot(speed, requests, context_tokens, alone_ms));
         }
     }
 }

@@ -1,15 +1,17 @@
-//! The typical speed of a pod's class: what a pod of which nothing is known yet is taken for.
+//! The speed of every pod, and of a class of pods: what one of which nothing is known yet is taken for.
 //!
 //! Pods with the same KV size are the same hardware running the same model, most often, so they are a class;
-//! a class without answers is taken for the fleet. The medians move slowly and over many pods cost as much as the
+//! a class without answers is taken for the fleet. Speeds move slowly and over many pods cost as much as the
 //! rest of a decision, so they are worked out anew only now and then.
 
 use crate::fleet::Pod;
 use crate::load::PodLoad;
 use crate::num::{u32_of_f32, u32_of_usize};
-use crate::speed::{DEFAULT_SPEED, PodSpeed, typical};
+use crate::speed::{DEFAULT_SPEED, PodSpeed, speeds};
 
-/// How long the medians stand, for each pod that they are worked out over.
+/// How long the speeds stand…
+const KEPT_US: u64 = 5_000;
+/// …and for each pod that they are worked out over.
 const KEPT_US_PER_POD: u64 = 500;
 
 /// KV sizes within about 9 % of each other are one class: engines size it by the memory that happens to be left.
@@ -21,40 +23,64 @@ fn class(pod: &Pod) -> u32 {
     u32_of_f32((tokens.log2() * CLASSES_PER_DOUBLING).round())
 }
 
-/// Medians of the classes that were seen.
-#[derive(Debug, Default)]
-pub(super) struct TypicalSpeeds {
+/// Speeds as of the last refresh.
+#[derive(Debug)]
+pub(super) struct Speeds {
+    /// Of pods, in the order of the fleet then, by their keys.
+    pods: Vec<(u64, PodSpeed)>,
     classes: Vec<(u32, PodSpeed)>,
-    pods: usize,
+    fleet: PodSpeed,
     at_us: u64,
 }
 
-impl TypicalSpeeds {
-    /// Works the medians out anew if they are old. `loads` are those of `pods`.
+impl Default for Speeds {
+    fn default() -> Self {
+        Self { pods: Vec::new(), classes: Vec::new(), fleet: DEFAULT_SPEED, at_us: 0 }
+    }
+}
+
+impl Speeds {
+    /// Works the speeds out anew if they are old. `loads` are those of `pods`.
     pub(super) fn refresh(&mut self, pods: &[Pod], loads: &[PodLoad], now_us: u64) {
-        let kept_us = KEPT_US_PER_POD * u64::from(u32_of_usize(pods.len()));
-        if self.pods == pods.len() && now_us.saturating_sub(self.at_us) < kept_us {
+        let kept_us = KEPT_US + KEPT_US_PER_POD * u64::from(u32_of_usize(pods.len()));
+        if self.pods.len() == pods.len() && now_us.saturating_sub(self.at_us) < kept_us {
             return;
         }
-        (self.pods, self.at_us) = (pods.len(), now_us);
+        self.at_us = now_us;
+        let all: Vec<_> = loads.iter().map(|load| load.speed).collect();
+        let mut by_class: Vec<_> = pods.iter().map(class).zip(0_usize..).collect();
+        by_class.sort_unstable();
+        let one_class = by_class.first().map(|(class, _)| class) == by_class.last().map(|(class, _)| class);
+        let (fleet, each) = speeds(&all, &DEFAULT_SPEED);
+        self.fleet = fleet;
+        self.pods.clear();
+        self.pods.extend(pods.iter().zip(each).map(|(pod, speed)| (pod.key, speed)));
         self.classes.clear();
-        let mut by_class: Vec<_> =
-            pods.iter().zip(loads).map(|(pod, load)| (class(pod), load.speed)).collect();
-        let all: Vec<_> = by_class.iter().map(|(_, speed)| *speed).collect();
-        let fleet = typical(&all, &DEFAULT_SPEED);
-        by_class.sort_by_key(|(class, _)| *class);
+        if one_class {
+            return;
+        }
         for members in by_class.chunk_by(|(a, _), (b, _)| a == b) {
-            let speeds: Vec<_> = members.iter().map(|(_, speed)| *speed).collect();
-            self.classes.extend(members.first().map(|(class, _)| (*class, typical(&speeds, &fleet))));
+            let sums: Vec<_> = members.iter().filter_map(|(_, at)| all.get(*at).copied()).collect();
+            let (typical, each) = speeds(&sums, &fleet);
+            for ((class, at), speed) in members.iter().zip(each) {
+                if let Some((_, slot)) = self.pods.get_mut(*at) {
+                    *slot = speed;
+                }
+                if self.classes.last().map(|(last, _)| last) != Some(class) {
+                    self.classes.push((*class, typical));
+                }
+            }
         }
     }
 
-    /// The typical speed of this pod's class.
-    pub(super) fn of(&self, pod: &Pod) -> PodSpeed {
+    /// The speed of the pod that is at this place of the fleet.
+    pub(super) fn of(&self, at: usize, pod: &Pod) -> PodSpeed {
+        if let Some((_, speed)) = self.pods.get(at).filter(|(key, _)| *key == pod.key) {
+            return *speed;
+        }
         let class = class(pod);
         let found = self.classes.binary_search_by_key(&class, |(class, _)| *class).ok();
-        let found = found.or_else(|| (!self.classes.is_empty()).then_some(0));
-        found.and_then(|at| self.classes.get(at)).map_or(DEFAULT_SPEED, |(_, speed)| *speed)
+        found.and_then(|at| self.classes.get(at)).map_or(self.fleet, |(_, speed)| *speed)
     }
 }
 
@@ -63,13 +89,14 @@ mod tests {
     use super::*;
     use crate::fleet::Fleet;
     use crate::hash::pod_key;
+    use crate::speed::Work;
     use crate::telemetry::{Dialect, Scrape};
 
     fn load(ms_per_token: f32) -> PodLoad {
         let mut load = PodLoad::default();
         for i in 0..40_u16 {
-            let tokens = f32::from(i % 9) * 300.0;
-            load.speed.observe_ttft(tokens, 10.0 + ms_per_token * tokens);
+            let work = Work { tokens: f32::from(i % 9) * 300.0, token2: 0.0 };
+            load.speed.observe_ttft(&DEFAULT_SPEED, work, 12.0, 10.0 + ms_per_token * work.tokens);
         }
         load
     }
@@ -87,12 +114,38 @@ mod tests {
         }
         let new = PodLoad::default;
         let loads = [load(0.1), load(0.1), new(), load(0.4), new(), new()];
-        let mut speeds = TypicalSpeeds::default();
+        let mut speeds = Speeds::default();
         speeds.refresh(fleet.pods(), &loads, 1_000_000);
-        let slope = |pod: usize| speeds.of(&fleet.pods()[pod]).ttft.slope;
-        assert!((slope(2) - 0.1).abs() < 0.02, "{}", slope(2));
-        assert!((slope(4) - 0.4).abs() < 0.08, "{}", slope(4));
-        assert!((slope(5) - 0.1).abs() < 0.02, "the median of the fleet: {}", slope(5));
-        assert_eq!(TypicalSpeeds::default().of(&fleet.pods()[0]), DEFAULT_SPEED);
+        let long = Work { tokens: 2400.0, token2: 0.0 };
+        let ms = |pod: usize| speeds.of(pod, &fleet.pods()[pod]).prefill.ttft_ms(long, 12.0);
+        assert!((ms(2) / 250.0 - 1.0).abs() < 0.1, "{}", ms(2));
+        assert!((ms(4) / 970.0 - 1.0).abs() < 0.1, "{}", ms(4));
+        assert!(ms(5) > 200.0 && ms(5) < 970.0, "between both: {}", ms(5));
+        assert_eq!(Speeds::default().of(0, &fleet.pods()[0]), DEFAULT_SPEED);
+    }
+
+    #[test]
+    fn equal_pods_are_equal_and_a_slow_one_is_slow() {
+        let mut fleet = Fleet::default();
+        fleet.set_members((0..5).map(|pod| (format!("10.0.0.{pod}:80"), true)));
+        let noisy = |factor: f32, seed: u16| {
+            let mut load = PodLoad::default();
+            for i in 0..60_u16 {
+                let noise = 0.8 + 0.4 * f32::from((i * 7 + seed * 13) % 11) / 10.0;
+                let (requests, context) = (f32::from(i % 13), f32::from(i % 7) * 3000.0);
+                let ms = (12.0 + 0.2 * requests + 4e-5 * context) * noise * factor;
+                load.speed.observe_tpot(&DEFAULT_SPEED, requests, context, ms);
+            }
+            load
+        };
+        let step = |loads: &[PodLoad]| -> Vec<f32> {
+            let mut speeds = Speeds::default();
+            speeds.refresh(fleet.pods(), loads, 1_000_000);
+            (0..5).map(|at| speeds.of(at, &fleet.pods()[at]).decode.step_ms(8.0, 9000.0)).collect()
+        };
+        let equal = step(&[noisy(1.0, 0), noisy(1.0, 1), noisy(1.0, 2), noisy(1.0, 3), noisy(1.0, 4)]);
+        assert!(equal.iter().all(|ms| (ms / equal[0] - 1.0).abs() < 0.01), "{equal:?}");
+        let mixed = step(&[noisy(1.0, 0), noisy(2.0, 1), noisy(1.0, 2), noisy(2.0, 3), noisy(1.0, 4)]);
+        assert!((mixed[1] / mixed[0] - 2.0).abs() < 0.2, "{mixed:?}");
     }
 }

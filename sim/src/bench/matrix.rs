@@ -44,6 +44,8 @@ pub struct Matrix {
     pub rate_per_pod: Option<f64>,
     /// Pods and requests of the large run; without it, none.
     pub large: Option<(usize, usize)>,
+    /// Sustained rates that are known already; else they are searched for.
+    pub rates: Option<Vec<Rate>>,
     /// Runs at once.
     pub threads: usize,
 }
@@ -101,6 +103,7 @@ impl Matrix {
             requests: if quick { 0.5 } else { 1.0 },
             rate_per_pod: None,
             large: (!quick).then_some((large::PODS, large::REQUESTS)),
+            rates: None,
             threads: std::thread::available_parallelism().map_or(2, std::num::NonZero::get),
         }
     }
@@ -111,7 +114,11 @@ impl Matrix {
     /// The first [`CellError`]; what runs is finished before.
     pub fn run(&self, models: &Models, tick: &(dyn Fn(usize, usize) + Sync)) -> Result<Report, CellError> {
         let start = Instant::now();
-        let rates = if self.rate_per_pod.is_some() { Vec::new() } else { self.rates(models, tick)? };
+        let rates = match (&self.rates, self.rate_per_pod) {
+            (Some(known), _) => known.clone(),
+            (None, Some(_)) => Vec::new(),
+            (None, None) => self.search(models, tick)?,
+        };
         let specs = self.specs(&rates);
         // The large run takes minutes, so it begins first.
         let large = self.large.map(|(pods, requests)| Job::Large { pods, requests });
@@ -133,7 +140,7 @@ impl Matrix {
         Ok(Report { version, cells, rates, summary, wall_s: start.elapsed().as_secs_f64() })
     }
 
-    fn rates(&self, models: &Models, tick: &(dyn Fn(usize, usize) + Sync)) -> Result<Vec<Rate>, CellError> {
+    fn search(&self, models: &Models, tick: &(dyn Fn(usize, usize) + Sync)) -> Result<Vec<Rate>, CellError> {
         let mut wanted = Vec::new();
         for traffic in &self.traffic {
             for &pods in &self.pods {

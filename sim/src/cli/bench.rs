@@ -9,7 +9,7 @@ use foretoken_sim::bench::fit::Trainer;
 use foretoken_sim::bench::plan::Block;
 use foretoken_sim::bench::policies::{ABLATIONS, FORETOKEN, Models};
 use foretoken_sim::bench::pool::Pool;
-use foretoken_sim::bench::{Matrix, html, traffic};
+use foretoken_sim::bench::{Matrix, Report, html, traffic};
 use foretoken_sim::rivals::{ORACLES, RIVALS};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -58,6 +58,10 @@ pub(crate) struct Args {
     /// Requests a second for each pod at load 1, instead of searching.
     #[arg(long, value_name = "RATE")]
     rate_per_pod: Option<f64>,
+    /// Take the sustained rates from the JSON of an earlier run instead of searching: the same load for another version
+    /// or other policies.
+    #[arg(long, value_name = "FILE", conflicts_with = "rate_per_pod")]
+    rates: Option<PathBuf>,
     /// `foretoken-trainer`, whose `fit` makes the models; else the one beside this program.
     #[arg(long, value_name = "FILE", env = "FORETOKEN_TRAINER")]
     trainer: Option<PathBuf>,
@@ -129,6 +133,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     matrix.requests = args.requests.unwrap_or(matrix.requests);
     matrix.rate_per_pod = args.rate_per_pod;
+    if let Some(path) = &args.rates {
+        let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        let earlier: Report = serde_json::from_slice(&text)
+            .with_context(|| format!("{} is not the JSON of a bench", path.display()))?;
+        matrix.rates = Some(earlier.rates);
+    }
     matrix.threads = args.threads.unwrap_or(matrix.threads);
     for event in Event::ALL.iter().filter(|event| args.event.iter().any(|name| name == event.name())) {
         matrix.blocks.extend(
