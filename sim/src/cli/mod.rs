@@ -36,7 +36,7 @@ enum Command {
     /// Play a workload against a base URL and report TTFT, TPOT and E2E.
     Load(load::Args),
     /// Run every policy on every traffic in virtual time, and report.
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// Play a trace against policies in virtual time, and say which would have served it best.
     Replay(replay::Args),
     /// Fit the step time to published measurements, and say how well it fits.
