@@ -2,7 +2,8 @@
 //!
 //! Among pods that meet both targets at the configured quantile, `pack` takes the one where the request costs the
 //! others least and `spread` the one where it is done soonest. Where none does, the least total miss: the first
-//! token's lateness and each further token's, in ms over the whole answer, so that the two add up in one unit.
+//! token's lateness and each further token's, in ms over the whole answer, and what the request costs others. Its own
+//! lateness alone would be the greedy objective again, and at high load make everybody late.
 //!
 //! What it is not: a promise. A target changes where a request goes, and whether a sheddable one goes at all
 //! ([`crate::shed`]); nothing is held back for it. Without targets nothing here has any effect.
@@ -157,7 +158,7 @@ impl Terms {
                 });
             } else {
                 missing.push(at);
-                misses_ms.push(miss.total_ms(expected_output_tokens));
+                misses_ms.push(miss.total_ms(expected_output_tokens) + total_ms - cost.own_ms);
             }
         }
         let of = |candidates: &[usize], order: Vec<usize>| -> Vec<usize> {

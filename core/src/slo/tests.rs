@@ -42,10 +42,10 @@ fn pack_takes_the_pod_where_it_costs_others_least_and_spread_the_fastest() {
 #[test]
 fn those_that_miss_come_after_by_what_they_miss_in_all() {
     let none_meets = terms(10.0, 5.0, SloPolicy::Pack, SloQuantile::P50);
-    // 90 + 500, 390 + 700, 2990 + 500, 40 + 8500.
-    assert_eq!(rank(&none_meets, &PODS), [0, 1, 2, 3]);
+    // 90 + 500 and 900 to others, 390 + 700 and 10, 2990 + 500, 40 + 8500 and 5.
+    assert_eq!(rank(&none_meets, &PODS), [1, 0, 2, 3]);
     let ttft_only = terms(10.0, 0.0, SloPolicy::Pack, SloQuantile::P50);
-    assert_eq!(rank(&ttft_only, &PODS), [3, 0, 1, 2]);
+    assert_eq!(rank(&ttft_only, &PODS), [3, 1, 0, 2]);
 }
 
 #[test]
