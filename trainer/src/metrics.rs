@@ -107,6 +107,12 @@ pub const TABLE: &[(&str, Kind, &[&str], &str)] = &[
     ("foretoken_trainer_xds_streams", Kind::Gauge, &[], "Open discovery streams of Envoys."),
     ("foretoken_trainer_xds_acks_total", Kind::Counter, &[], "Publications that an Envoy has accepted."),
     ("foretoken_trainer_xds_nacks_total", Kind::Counter, &[], "Publications that an Envoy has refused."),
+    (
+        "foretoken_trainer_kubernetes_applies_total",
+        Kind::Counter,
+        &["result"],
+        "Attempts to apply an object in Kubernetes, by result: applied, conflict, throttled, server_error, connection, forbidden, invalid, missing, too_large.",
+    ),
 ];
 
 /// The metrics.
@@ -151,6 +157,8 @@ pub struct Metrics {
     pub acks: IntCounter,
     /// Refused publications.
     pub nacks: IntCounter,
+    /// By result.
+    pub kubernetes_applies: IntCounterVec,
 }
 
 impl Metrics {
@@ -205,6 +213,7 @@ impl Metrics {
             streams: plain!(IntGauge, "foretoken_trainer_xds_streams"),
             acks: plain!(IntCounter, "foretoken_trainer_xds_acks_total"),
             nacks: plain!(IntCounter, "foretoken_trainer_xds_nacks_total"),
+            kubernetes_applies: labelled!(IntCounterVec, "foretoken_trainer_kubernetes_applies_total"),
             registry,
         })
     }
@@ -241,6 +250,7 @@ mod tests {
         metrics.rejected.with_label_values(&["schema"]).inc();
         metrics.unclean.with_label_values(&["retried"]).set(1);
         metrics.fits.with_label_values(&["published"]).inc();
+        metrics.kubernetes_applies.with_label_values(&["applied"]).inc();
         metrics.holdout.with_label_values(&["ttft", "model"]).set(0.1);
         metrics.live.with_label_values(&["ttft", "model"]).set(0.1);
         let mut registered: Vec<String> =

@@ -254,6 +254,19 @@ fn versions_of_a_folder_are_listed_compared_and_published_again() {
     assert_eq!(trainer(&["versions"]).output().unwrap().status.code(), Some(2));
 }
 
+#[cfg(not(feature = "s3"))]
+#[test]
+fn a_store_that_this_build_has_not_is_named_with_the_way_to_build_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = trainer(&["import", "--from", "s3://bucket/x.parquet", "--data-dir"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("s3://bucket/x.parquet") && message.contains("--features s3"), "{message}");
+}
+
 #[test]
 fn samples_go_through_parquet_into_another_store_once() {
     let dir = tempfile::tempdir().unwrap();

@@ -72,6 +72,8 @@ impl Service {
             // A debug build takes many times as long as a release build.
             model_limits: Limits { row_us: 10_000.0, ..Limits::default() },
             tls: None,
+            #[cfg(feature = "kubernetes")]
+            kubernetes: None,
         };
         let (told, ready) = oneshot::channel();
         let (end, ended) = oneshot::channel::<()>();

@@ -5,6 +5,8 @@ mod eval;
 mod fit;
 mod golden;
 mod inspect;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod serve;
 mod transfer;
 mod versions;

@@ -77,6 +77,9 @@ pub(super) struct Serve {
     /// CA that clients must have a certificate of, PEM (mTLS).
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
+    #[cfg(feature = "kubernetes")]
+    #[command(flatten)]
+    kubernetes: super::kubernetes::KubernetesArgs,
     /// Start held: take samples and fit, publish nothing until released.
     #[arg(long)]
     hold: bool,
@@ -141,6 +144,9 @@ impl Serve {
         if self.window_samples < self.min_samples {
             bail!("--window-samples is below --min-samples: no fit could ever start; raise it");
         }
+        let mut packed_bytes = self.max_model_kib as usize * 1024;
+        #[cfg(feature = "kubernetes")]
+        let kubernetes = self.kubernetes.options(&template, self.tls_cert.is_some(), &mut packed_bytes)?;
         let tls = self.tls_cert.zip(self.tls_key);
         let tls = tls.map(|(cert, key)| TlsOptions { cert, key, client_ca: self.tls_client_ca });
         Ok(ServeOptions {
@@ -163,11 +169,10 @@ impl Serve {
             fit: self.fit.options(),
             full_refit_interval: Duration::from_secs(self.full_refit_s.into()),
             publish_interval: Duration::from_secs(self.publish_interval_s.into()),
-            model_limits: Limits {
-                packed_bytes: self.max_model_kib as usize * 1024,
-                row_us: self.max_row_us,
-            },
+            model_limits: Limits { packed_bytes, row_us: self.max_row_us },
             tls,
+            #[cfg(feature = "kubernetes")]
+            kubernetes,
         })
     }
 }

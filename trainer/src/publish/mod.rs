@@ -1,10 +1,13 @@
 //! Publishing: the user's filter configuration with a model in it, as an Envoy extension configuration.
 //!
-//! One [`Publication`] is current at a time, held in a watch channel; the gRPC server ([`xds`]) and the file
-//! ([`file`]) are two ways out of it. The trainer changes nothing in the user's configuration but `model`.
+//! One [`Publication`] is current at a time, held in a watch channel; the gRPC server ([`xds`]), the file ([`file`])
+//! and the Kubernetes API ([`kubernetes`], a feature of the build) are the ways out of it. The trainer changes nothing in the user's configuration but `model`.
 
 pub mod file;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod nodes;
+pub mod targets;
 pub mod xds;
 
 use std::path::PathBuf;
@@ -16,7 +19,7 @@ use envoy_types::pb::envoy::config::core::v3::{
 use envoy_types::pb::envoy::extensions::filters::http::wasm::v3::Wasm;
 use envoy_types::pb::envoy::extensions::wasm::v3::{FailurePolicy, PluginConfig, VmConfig, plugin_config};
 use envoy_types::pb::google::protobuf::{Any, BoolValue, StringValue};
-use foretoken_core::config::{Config, ConfigError, ModelConfig};
+use foretoken_core::config::{Config, ConfigError, ModelConfig, Pick};
 use foretoken_core::model::packed;
 use prost::{Message, Name};
 use serde_json::{Value, json};
@@ -58,6 +61,10 @@ pub struct Template {
     filter: Value,
     /// Shared token that the filter sends.
     token: String,
+    /// How the filter hands its pick on.
+    pick: Pick,
+    /// Envoy cluster of the pods.
+    cluster: String,
 }
 
 impl Template {
@@ -76,13 +83,26 @@ impl Template {
             return Err(TemplateError::Model);
         }
         let filter = serde_json::from_slice(filter).map_err(TemplateError::Json)?;
-        Ok(Self { extension_name, vm_id, module, filter, token: config.samples.token })
+        let Config { cluster, pick, samples, .. } = config;
+        Ok(Self { extension_name, vm_id, module, filter, token: samples.token, pick, cluster })
     }
 
     /// Token that the filter will send with its samples; empty for none.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
+    }
+
+    /// How the filter hands its pick on.
+    #[must_use]
+    pub fn pick(&self) -> &Pick {
+        &self.pick
+    }
+
+    /// Envoy cluster of the pods.
+    #[must_use]
+    pub fn cluster(&self) -> &str {
+        &self.cluster
     }
 
     /// The publication of a model, or of the configuration alone before the first.
@@ -98,6 +118,7 @@ impl Template {
             generation,
             resource: self.resource(&text),
             json: self.json(generation, &text),
+            filter: Arc::new(filter),
             extension_name: self.extension_name.clone(),
         }
     }
@@ -172,6 +193,8 @@ pub struct Publication {
     pub resource: Any,
     /// The JSON form of the whole discovery response.
     pub json: String,
+    /// The filter's configuration alone, the model in it.
+    pub filter: Arc<Value>,
     /// Name of the resource.
     pub extension_name: String,
 }

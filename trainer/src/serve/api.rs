@@ -326,6 +326,8 @@ mod tests {
             publish_interval: Duration::ZERO,
             model_limits: crate::gate::Limits::default(),
             tls: None,
+            #[cfg(feature = "kubernetes")]
+            kubernetes: None,
         };
         Some(Arc::new(State::open(&options, xgboost).unwrap()))
     }

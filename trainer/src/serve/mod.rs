@@ -29,7 +29,10 @@ use crate::fit::FitOptions;
 use crate::gate;
 use crate::ingest::limits::Limits;
 use crate::metrics::Metrics;
+#[cfg(feature = "kubernetes")]
+use crate::publish::kubernetes::{self, KubernetesOptions};
 use crate::publish::nodes::Nodes;
+use crate::publish::targets::Targets;
 use crate::publish::xds::{Ecds, ExtensionConfigDiscoveryServiceServer};
 use crate::publish::{Publications, Template, file};
 use crate::registry::{Content, Origin, Registry, RegistryError, Version, check_folder};
@@ -77,6 +80,9 @@ pub struct ServeOptions {
     pub model_limits: gate::Limits,
     /// Certificates for both ports; plain text without.
     pub tls: Option<TlsOptions>,
+    /// Objects in Kubernetes to publish through.
+    #[cfg(feature = "kubernetes")]
+    pub kubernetes: Option<KubernetesOptions>,
 }
 
 /// Why a service could not start or go on.
@@ -99,6 +105,10 @@ pub enum ServeError {
         /// Why.
         cause: std::io::Error,
     },
+    /// The Kubernetes API.
+    #[cfg(feature = "kubernetes")]
+    #[error(transparent)]
+    Kubernetes(#[from] kubernetes::api::Failure),
     /// The HTTP server.
     #[error("HTTP server: {0}")]
     Http(std::io::Error),
@@ -154,6 +164,7 @@ pub struct State {
     pub(crate) news: Notify,
     pub(crate) publications: Publications,
     pub(crate) nodes: Arc<Nodes>,
+    pub(crate) targets: Arc<Targets>,
     pub(crate) metrics: Arc<Metrics>,
     /// Turns true when the service ends.
     pub(crate) stop: watch::Sender<bool>,
@@ -211,6 +222,7 @@ impl State {
             news: Notify::new(),
             publications: Publications::new(Arc::new(publication)),
             nodes: Arc::new(Nodes::default()),
+            targets: Arc::default(),
             metrics,
             stop: watch::Sender::new(false),
         })
@@ -365,10 +377,16 @@ pub async fn serve(
     })
     .await??;
 
-    if let Some(path) = options.ecds_file {
+    if let Some(path) = options.ecds_file.clone() {
         let first = state.publications.borrow().clone();
         file::write(&path, &first)?;
         tokio::spawn(file::follow(path, state.publications.subscribe()));
+    }
+    #[cfg(feature = "kubernetes")]
+    if let Some(options) = &options.kubernetes {
+        let (publications, stop) = (state.publications.subscribe(), state.stop.subscribe());
+        kubernetes::follow(options, &state.template, &publications, &stop, &state.targets, &state.metrics)
+            .await?;
     }
     let ecds = Ecds::new(
         state.publications.subscribe(),

@@ -10,6 +10,7 @@ use crate::gate::{Cost, Verdict};
 use crate::live::LiveReport;
 use crate::parity::ParityReport;
 use crate::publish::nodes::NodeStatus;
+use crate::publish::targets::TargetStatus;
 use crate::store::Counts;
 use crate::store::training::Filling;
 use crate::watch::Drift;
@@ -148,6 +149,8 @@ pub struct Status {
     pub published: u64,
     /// The Envoys.
     pub xds: XdsStatus,
+    /// Objects in Kubernetes that carry the publication or point at it.
+    pub kubernetes: Vec<TargetStatus>,
     /// The newest fit.
     pub last_fit: Option<LastFit>,
     /// What has changed since the published model was fitted.
@@ -184,6 +187,7 @@ impl Status {
             fits,
             published,
             xds: XdsStatus { clients: state.nodes.list() },
+            kubernetes: state.targets.list(),
             last_fit: last,
             drift: state.drift().clone(),
             rollbacks: state.rollbacks(),

@@ -39,11 +39,36 @@ fn url(place: &str) -> Result<Url, TableError> {
     Url::from_file_path(path).map_err(|()| fail("is not a path"))
 }
 
+/// Object stores: schemes of their URLs, the feature of the build that has them, whether this one has.
+const STORES: [(&[&str], &str, bool); 3] = [
+    (&["s3", "s3a"], "s3", cfg!(feature = "s3")),
+    (&["gs"], "gcs", cfg!(feature = "gcs")),
+    (&["az", "adl", "azure", "abfs", "abfss"], "azure", cfg!(feature = "azure")),
+];
+
+/// Names the feature that a URL needs when this build has it not.
+fn check_store(place: &str, url: &Url) -> Result<(), TableError> {
+    match STORES.iter().find(|(schemes, ..)| schemes.contains(&url.scheme())) {
+        Some((_, feature, false)) => Err(TableError::Place {
+            place: place.to_owned(),
+            reason: format!(
+                "this build has no such object store; build it with: cargo build --release -p foretoken-trainer --features {feature}"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
 fn open(place: &str) -> Result<(Arc<dyn ObjectStore>, Path), TableError> {
+    let url = url(place)?;
+    check_store(place, &url)?;
+    // The HTTP client takes the process's provider; an error says that there is one.
+    #[cfg(feature = "cloud")]
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     // Credentials and regions in the variables that the store's own tools use.
     let options = std::env::vars()
         .filter(|(name, _)| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|prefix| name.starts_with(prefix)));
-    let (store, path) = object_store::parse_url_opts(&url(place)?, options)
+    let (store, path) = object_store::parse_url_opts(&url, options)
         .map_err(|cause| TableError::Store { place: place.to_owned(), cause })?;
     Ok((store.into(), path))
 }
