@@ -44,6 +44,7 @@ pub mod asked;
 mod captured;
 pub mod codec;
 pub mod config;
+pub mod coverage;
 pub mod explain;
 pub mod fallback;
 pub mod features;

@@ -6,3 +6,4 @@ XGBOOST_VERSION=3.4.1             # wheel xgboost-cpu: libxgboost without the GP
 XGBOOST_PYTHON=3.12               # the Python that this wheel asks for; only its library is used
 XLLAMACPP_VERSION=2026.10.11549   # wheel xllamacpp: llama.cpp and its own HTTP server
 GGUF_VERSION=0.19.0               # wheel gguf: writes the tiny model
+CHROMIUM_VERSION=147.0.0          # npm package @sparticuz/chromium: headless, with the libraries it needs

@@ -13,16 +13,22 @@
 //! * [`samples`]: takes samples in the trainer's place; [`measure`]: the filter's times against a client's.
 //! * [`models`]: models made by hand, whose predictions are known.
 //! * [`completion`]: requests, and what the filter explains about them.
+//! * [`browser`]: a headless Chromium.
 //! * [`recorder`]: a pod that keeps what reaches it, for tests about bytes and headers.
 //! * [`stepped`]: a pod of the newer APIs that sends an event when it is told to.
 //! * [`demo`]: three phases of one workload, measured and shown.
+//! * [`learning`]: how well and how soon the loop learns, in virtual time.
+//! * [`crash`]: a trainer that is killed while an Envoy serves.
 //! * [`wait`]: waiting for a condition, with a message that says what was seen last.
 
+pub mod browser;
 pub mod completion;
+pub mod crash;
 pub mod demo;
 pub mod dns;
 pub mod envoy;
 pub mod http;
+pub mod learning;
 pub mod llama_cpp;
 pub mod load;
 pub mod measure;

@@ -61,6 +61,14 @@ pub fn xgboost() -> Result<PathBuf> {
     existing(root().join(".foretoken/xgboost/xgboost/lib/libxgboost.so"), "scripts/setup")
 }
 
+/// A headless Chromium.
+///
+/// # Errors
+/// When it is not installed.
+pub fn chromium() -> Result<PathBuf> {
+    existing(root().join(".foretoken/chromium/chromium"), "scripts/setup --browser")
+}
+
 /// Python with llama.cpp in it.
 ///
 /// # Errors

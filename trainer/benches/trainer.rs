@@ -1,9 +1,9 @@
-//! What the trainer must reach, measured: fit, ingest, publish, crash. `scripts/bench trainer` runs it.
+//! What the trainer must reach by itself, measured: fit, ingest, publish. `scripts/bench trainer` runs it, and beside it
+//! what needs pods or an Envoy.
 //!
 //! Prints one JSON object on stdout and what it is doing on stderr. Figures are of this machine as it is now;
 //! the samples are made up, of the size and the number of columns of real ones.
 
-use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -52,14 +52,13 @@ fn main() {
         let at = args.iter().position(|arg| arg == name);
         at.and_then(|at| args.get(at + 1)).and_then(|text| text.parse().ok()).unwrap_or(otherwise)
     };
-    let (runs, fit_samples) = (value("--crashes", 100), value("--fit-samples", FIT_SAMPLES));
+    let fit_samples = value("--fit-samples", FIT_SAMPLES);
     let Some(xgboost) = xgb::for_tests() else { std::process::exit(1) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     // The fit first: the peak of memory must be its own.
     let mut result = json!({ "fit": measure_fit(&xgboost, fit_samples) });
     result["ingest_per_s"] = json!(runtime.block_on(measure_ingest()));
     result["publish_100_s"] = json!(runtime.block_on(measure_publish()));
-    result["crash"] = runtime.block_on(measure_crashes(runs));
     println!("{result}");
 }
 
@@ -139,12 +138,6 @@ impl Service {
         let request = Request::post(format!("http://{}/v1/samples", self.listen)).body(Full::from(body));
         let response = self.client.request(request.unwrap()).await.ok()?;
         serde_json::from_slice(&response.into_body().collect().await.ok()?.to_bytes()).ok()
-    }
-
-    async fn status(&self) -> Value {
-        let uri = format!("http://{}/v1/status", self.listen).parse().unwrap();
-        let body = self.client.get(uri).await.unwrap().into_body().collect().await.unwrap().to_bytes();
-        serde_json::from_slice(&body).unwrap()
     }
 
     fn kill(mut self) {
@@ -254,53 +247,4 @@ async fn measure_publish() -> f64 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     start.elapsed().as_secs_f64()
-}
-
-/// Kills the service at random points of ingest, fits and publishes, and looks for what it had promised.
-async fn measure_crashes(runs: usize) -> Value {
-    eprintln!("crash: {runs} runs");
-    let mut random = StdRng::seed_from_u64(1);
-    let (mut lost, mut promised_in_all, mut went_back) = (0u64, 0usize, 0u64);
-    let mut dir = tempfile::tempdir().unwrap();
-    let mut generation = 0;
-    let args = ["--min-samples", "300", "--refit-interval-s", "1", "--max-rounds", "20"];
-    for run in 0..runs {
-        // A folder lives through ten crashes.
-        if run % 10 == 0 {
-            dir = tempfile::tempdir().unwrap();
-            generation = 0;
-        }
-        let service = Service::start(dir.path(), &args);
-        let kill_after = Duration::from_millis(random.random_range(20..2500));
-        let start = Instant::now();
-        let samples = recent(1000 + run as u64, 20_000);
-        let mut promised: HashSet<usize> = HashSet::new();
-        for (index, batch) in samples.chunks(64).enumerate() {
-            let rest = kill_after.saturating_sub(start.elapsed());
-            // The kill falls into the middle of a request as a rule.
-            match tokio::time::timeout(rest, service.post(lines(batch))).await {
-                Ok(Some(answer)) if answer["synced"] == batch.len() => {
-                    promised.insert(index);
-                }
-                Ok(_) => {}
-                Err(_) => break,
-            }
-        }
-        service.kill();
-        let service = Service::start(dir.path(), &args);
-        for (index, batch) in samples.chunks(64).enumerate().filter(|(index, _)| promised.contains(index)) {
-            let answer = service.post(lines(batch)).await.unwrap();
-            let known = answer["duplicates"].as_u64().unwrap();
-            if known != batch.len() as u64 {
-                eprintln!("crash: run {run}, batch {index}: only {known} of {} are there", batch.len());
-            }
-            lost += batch.len() as u64 - known;
-            promised_in_all += batch.len();
-        }
-        let now = service.status().await["generation"].as_u64().unwrap();
-        went_back += u64::from(now < generation);
-        generation = now;
-        service.kill();
-    }
-    json!({"runs": runs, "lost": lost, "promised": promised_in_all, "generation_went_back": went_back})
 }

@@ -13,6 +13,7 @@
 //! What it is not: it is never in the path of a request, and it recomputes no feature: the row in a sample is the
 //! row that the router saw.
 
+pub mod clock;
 pub mod convert;
 pub mod dataset;
 pub mod export;

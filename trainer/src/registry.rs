@@ -239,12 +239,19 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`] when it cannot be written; nothing has changed then.
     pub fn add(&mut self, content: Content) -> Result<&Version, RegistryError> {
+        self.add_at(content, crate::export::now_ms())
+    }
+
+    /// The same at this time, ms since the Unix epoch.
+    ///
+    /// # Errors
+    /// As [`Registry::add`].
+    pub fn add_at(&mut self, content: Content, now_ms: u64) -> Result<&Version, RegistryError> {
         let generation = self.last_generation + 1;
         let Content { card, onnx, boosters } = content;
         let content_of = if card.content_of == 0 { generation } else { card.content_of };
         let onnx_bytes = onnx.len();
-        let version =
-            Version { generation, content_of, published_ms: crate::export::now_ms(), onnx_bytes, ..card };
+        let version = Version { generation, content_of, published_ms: now_ms, onnx_bytes, ..card };
         write_durably(&onnx_path(&self.dir, generation), &onnx)?;
         if let Some([ttft, tpot]) = boosters {
             write_durably(&booster_path(&self.dir, generation, "ttft"), &ttft)?;

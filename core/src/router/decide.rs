@@ -474,8 +474,17 @@ impl Router {
         }
     }
 
-    /// Fills the predictions by the highest rung that gives usable ones for every candidate.
+    /// Fills the predictions by the highest rung that gives usable ones for every candidate, their 90th percentiles
+    /// as answers of late would have it.
     fn predict(&mut self, candidates: &[Candidate]) -> (Rung, Option<Reason>) {
+        let (rung, reason) = self.predict_by_rung(candidates);
+        for (prediction, candidate) in self.scratch.predictions.iter_mut().zip(candidates) {
+            self.coverage.correct(rung, candidate.load.prefill_requests, prediction);
+        }
+        (rung, reason)
+    }
+
+    fn predict_by_rung(&mut self, candidates: &[Candidate]) -> (Rung, Option<Reason>) {
         let predictions = &mut self.scratch.predictions;
         let mut reason = Reason::NoModel;
         if let Some(model) = &self.model {

@@ -33,6 +33,7 @@ pub use outcome::{Dispatch, Outcome, SegmentWrite};
 
 use crate::codec::Writer;
 use crate::config::Config;
+use crate::coverage::Coverage;
 use crate::features::Row;
 use crate::fleet::Fleet;
 use crate::hash::{KeyMap, pod_key};
@@ -91,6 +92,7 @@ pub struct Router {
     generation: u64,
     lists_all: bool,
     ablation: Ablation,
+    coverage: Coverage,
     scratch: Scratch,
 }
 
@@ -117,6 +119,7 @@ impl Router {
             generation: 0,
             lists_all: false,
             ablation: Ablation::default(),
+            coverage: Coverage::default(),
             scratch: Scratch::default(),
         }
     }

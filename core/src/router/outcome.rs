@@ -393,6 +393,13 @@ impl Router {
                 activity.survival.observe(&choice.survival, &choice.seen, cached_tokens);
             });
         }
+        self.coverage.observe(
+            dispatch.rung,
+            choice.row.get(Feature::PrefillRequests),
+            &choice.prediction,
+            sample.ttft_ms.filter(|_| sample.streamed),
+            sample.tpot_ms,
+        );
         if dispatch.rung == Rung::Model {
             let (ttft, tpot) = choice.corrected;
             self.ledger.learn(choice.key, |activity| {

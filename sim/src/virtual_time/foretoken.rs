@@ -265,6 +265,20 @@ impl Foretoken {
         &self.samples
     }
 
+    /// Takes the samples of the requests that ended since the last call, oldest first: for a trainer that is not a
+    /// [`Fit`].
+    pub fn take_samples(&mut self) -> Vec<Sample> {
+        std::mem::take(&mut self.samples)
+    }
+
+    /// Routes by this model from now on, as after a push of the trainer.
+    pub fn push_model(&mut self, model: &Arc<Model>) {
+        self.generation += 1;
+        for worker in &mut self.workers {
+            worker.router.set_model(Some(Arc::clone(model)), self.generation);
+        }
+    }
+
     /// Why the last fit that gave no model gave none.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
@@ -365,10 +379,7 @@ impl Foretoken {
             self.samples.drain(..self.samples.len() - window);
         }
         if let Some((_, model)) = self.coming.take_if(|(due_us, _)| *due_us <= now_us) {
-            self.generation += 1;
-            for worker in &mut self.workers {
-                worker.router.set_model(Some(Arc::clone(&model)), self.generation);
-            }
+            self.push_model(&model);
         }
         let refit = self.options.refit;
         let due = now_us >= self.fit_due_us

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::Template;
-use foretoken_trainer::serve::{Ready, ServeOptions, serve};
+use foretoken_trainer::serve::{
+    FULL_REFIT_S, MIN_SAMPLES, PUBLISH_INTERVAL_S, REFIT_INTERVAL_S, Ready, ServeOptions, serve,
+};
 use foretoken_trainer::store::Bounds;
 use foretoken_trainer::tls::TlsOptions;
 use tokio::signal::unix::{SignalKind, signal};
@@ -47,17 +49,17 @@ pub(super) struct Serve {
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
     /// Clean samples that the first fit needs.
-    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    #[arg(long, default_value_t = MIN_SAMPLES, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     min_samples: u32,
     /// Shortest time between two fits, seconds. A fit never takes more than a fifth of the time, whatever this is.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(long, default_value_t = REFIT_INTERVAL_S, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     refit_interval_s: u32,
     /// Longest time between two fits from nothing, seconds; those between go on from the live model. Drift brings
     /// one at once.
-    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=604_800))]
+    #[arg(long, default_value_t = FULL_REFIT_S, value_parser = clap::value_parser!(u32).range(1..=604_800))]
     full_refit_s: u32,
     /// Shortest time between two publications, seconds.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    #[arg(long, default_value_t = PUBLISH_INTERVAL_S, value_parser = clap::value_parser!(u32).range(0..=86_400))]
     publish_interval_s: u32,
     /// Largest model that is published, KiB as it travels (deflated, in base64).
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(16..=65_536))]

@@ -16,7 +16,6 @@ use serde_json::json;
 
 use super::status::Status;
 use super::{State, page};
-use crate::export::now_ms;
 use crate::ingest;
 use crate::metrics::Metrics;
 use crate::registry::Origin;
@@ -165,7 +164,7 @@ impl Taken {
 /// Parses and stores a body.
 fn take(state: &State, body: &[u8], encoding: Option<&str>) -> Result<Taken, Box<Response>> {
     let batch = match ingest::decode(body, encoding) {
-        Ok(body) => ingest::read(&body, now_ms()),
+        Ok(body) => ingest::read(&body, state.clock.now_ms()),
         Err(error @ ingest::BodyError::TooLarge) => {
             return Err(Box::new(refuse(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())));
         }
@@ -183,7 +182,7 @@ fn take(state: &State, body: &[u8], encoding: Option<&str>) -> Result<Taken, Box
     }
     let appended = {
         let mut store = state.store();
-        let appended = store.append(&batch.samples, now_ms());
+        let appended = store.append(&batch.samples, state.clock.now_ms());
         state.metrics.window.set(i64::try_from(store.window_len()).unwrap_or(i64::MAX));
         appended
     };

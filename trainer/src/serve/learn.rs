@@ -20,7 +20,6 @@ use tokio::sync::oneshot;
 use super::State;
 use super::status::{FitResult, LastFit};
 use crate::dataset::Example;
-use crate::export::now_ms;
 use crate::fit::{FitError, Fitted, MIN_HOLDOUT, can_continue, fit};
 use crate::gate::{cost, judge};
 use crate::half::{Half, Halves, assemble};
@@ -33,8 +32,11 @@ use crate::xgb::{XgbError, Xgboost};
 /// Rest after a fit, as a multiple of its duration.
 const REST: u32 = 4;
 
-/// Shortest time between two fits when there is drift.
-const DRIFT_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time between two fits when there is drift, or when much has come since the last.
+const HURRIED_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How many times as many samples as the last fit had are much: a young model is soon outdone by what comes in.
+const GROWTH: u64 = 2;
 
 /// Weight of the oldest example when there is drift: what was before hardly counts.
 const DRIFT_OLDEST_WEIGHT: f32 = 0.02;
@@ -45,41 +47,108 @@ const WATCH_SAMPLES: u64 = 50;
 /// How nice the thread of a fit is.
 const NICE: i32 = 10;
 
-/// The last attempt, from which the next is timed.
+/// The last attempt, from which the next is timed. Times are since the service's start.
+#[derive(Debug, Clone, Copy)]
 struct Attempt {
-    started: Instant,
+    started: Duration,
     took: Duration,
     /// Clean samples that there had been.
     clean: u64,
 }
 
-impl Attempt {
-    /// Earliest start of the next.
-    fn next_at(&self, state: &State) -> Instant {
+/// When the loop does what: the part of it that is neither a task nor a thread.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    last: Option<Attempt>,
+    last_full: Option<Duration>,
+    /// Clean samples when the live model was last looked at.
+    watched: u64,
+}
+
+impl Plan {
+    /// Whether the live model is to be looked at; if so, that is noted.
+    pub(super) fn is_watch_due(&mut self, state: &State) -> bool {
+        let clean = state.store().counts().clean;
+        let due = clean >= self.watched + WATCH_SAMPLES;
+        if due {
+            self.watched = clean;
+        }
+        due
+    }
+
+    /// Earliest start of the next fit; `None` when there has been none.
+    fn next_fit_at(&self, state: &State) -> Option<Duration> {
+        let Attempt { started, took, clean } = self.last?;
         let drifted = state.drift().drifted;
-        let interval = if drifted { state.refit_interval.min(DRIFT_INTERVAL) } else { state.refit_interval };
-        self.started + interval.max((1 + REST) * self.took)
+        let hurried = drifted || state.store().counts().clean >= GROWTH * clean;
+        let interval =
+            if hurried { state.refit_interval.min(HURRIED_INTERVAL) } else { state.refit_interval };
+        Some(started + interval.max((1 + REST) * took))
+    }
+
+    /// Whether to fit now.
+    pub(super) fn is_fit_due(&self, state: &State) -> bool {
+        let trained_through_ms = state
+            .registry()
+            .current()
+            .map(|(version, _)| version.trained_through_ms)
+            .filter(|&through_ms| is_believable(through_ms, state.clock.now_ms()));
+        let (window, clean) = {
+            let store = state.store();
+            (store.window_len(), store.counts().clean)
+        };
+        if window < state.min_samples {
+            return false;
+        }
+        match (&self.last, trained_through_ms) {
+            (Some(last), _) => {
+                clean >= last.clean + MIN_HOLDOUT as u64
+                    && self.next_fit_at(state).is_none_or(|at| state.clock.elapsed() >= at)
+            }
+            // The first since the start, with a model from before: something must be new to it.
+            (None, Some(through_ms)) => state.store().newer_than(through_ms) >= MIN_HOLDOUT,
+            (None, None) => true,
+        }
+    }
+
+    /// Whether the next fit is one from nothing by schedule.
+    pub(super) fn is_full_due(&self, state: &State) -> bool {
+        self.last_full.is_none_or(|at| state.clock.elapsed() >= at + state.full_refit_interval)
+    }
+
+    /// Notes a fit that started then, from that many clean samples, and whether it was one from nothing.
+    pub(super) fn fitted(&mut self, started: Duration, clean: u64, took: Duration, full: bool) {
+        self.last = Some(Attempt { started, took, clean });
+        if full {
+            self.last_full = Some(started);
+        }
+    }
+
+    /// When to look again if nothing happens; `None`: then not at all.
+    fn wake_at(&self, state: &State) -> Option<Duration> {
+        let now = state.clock.elapsed();
+        let times = [self.next_fit_at(state), state.next_publish_at()];
+        times.into_iter().flatten().filter(|at| *at > now).min()
     }
 }
 
 /// Runs until the service ends. A fit that is under way then is given up.
 pub async fn run(state: Arc<State>) {
-    let mut last: Option<Attempt> = None;
-    let mut last_full: Option<Instant> = None;
-    let mut watched = 0;
+    let mut plan = Plan::default();
     loop {
-        publish_pending(&state).await;
-        let clean = state.store().counts().clean;
-        if clean >= watched + WATCH_SAMPLES {
-            watched = clean;
+        let publisher = state.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || publish_pending(&publisher)).await {
+            tracing::error!(%error, "cannot publish");
+        }
+        if plan.is_watch_due(&state) {
             let watching = state.clone();
             if let Err(error) = tokio::task::spawn_blocking(move || watch(&watching)).await {
                 tracing::error!(%error, "cannot watch the live model");
             }
         }
-        if due(&state, last.as_ref()) {
-            let started = Instant::now();
-            let full = last_full.is_none_or(|at| at.elapsed() >= state.full_refit_interval);
+        if plan.is_fit_due(&state) {
+            let (started, clean) = (state.clock.elapsed(), state.store().counts().clean);
+            let full = plan.is_full_due(&state);
             let stop = Arc::new(AtomicBool::new(false));
             let (done, mut fitting) = oneshot::channel();
             let thread = std::thread::Builder::new().name("fit".to_owned()).spawn({
@@ -92,25 +161,23 @@ pub async fn run(state: Arc<State>) {
             if let Err(error) = thread {
                 tracing::error!(%error, "no thread to fit on");
             }
-            tokio::select! {
+            let was_full = tokio::select! {
                 // An error is a panic of the thread, which has printed itself.
-                fitted = &mut fitting => if fitted == Ok(true) { last_full = Some(started) },
+                fitted = &mut fitting => fitted == Ok(true),
                 () = state.stopped() => {
                     stop.store(true, Ordering::SeqCst);
                     // It ends after the round that it is in.
                     let _ = fitting.await;
                     return;
                 }
-            }
-            last = Some(Attempt { started, took: started.elapsed(), clean });
+            };
+            plan.fitted(started, clean, state.clock.elapsed().saturating_sub(started), was_full);
             continue;
         }
-        let now = Instant::now();
-        let next = [last.as_ref().map(|last| last.next_at(&state)), state.next_publish_at()];
-        let rest = next.into_iter().flatten().filter(|at| *at > now).min();
+        let rest = plan.wake_at(&state).map(|at| at.saturating_sub(state.clock.elapsed()));
         tokio::select! {
             () = state.news.notified() => {}
-            () = tokio::time::sleep_until(rest.unwrap_or(now).into()), if rest.is_some() => {}
+            () = tokio::time::sleep(rest.unwrap_or_default()), if rest.is_some() => {}
             () = state.stopped() => return,
         }
     }
@@ -123,29 +190,6 @@ fn nicely<T>(work: impl FnOnce() -> T) -> T {
         tracing::debug!(%error, "cannot lower the priority of a fit");
     }
     work()
-}
-
-fn due(state: &State, last: Option<&Attempt>) -> bool {
-    let trained_through_ms = state
-        .registry()
-        .current()
-        .map(|(version, _)| version.trained_through_ms)
-        .filter(|&through_ms| is_believable(through_ms, now_ms()));
-    let store = state.store();
-    if store.window_len() < state.min_samples {
-        return false;
-    }
-    match (last, trained_through_ms) {
-        (Some(last), _) => {
-            store.counts().clean >= last.clean + MIN_HOLDOUT as u64 && {
-                drop(store);
-                Instant::now() >= last.next_at(state)
-            }
-        }
-        // The first since the start, with a model from before: something must be new to it.
-        (None, Some(through_ms)) => store.newer_than(through_ms) >= MIN_HOLDOUT,
-        (None, None) => true,
-    }
 }
 
 /// Whether a model can have learned through this time. One that took a sample from the future in is treated
@@ -182,8 +226,8 @@ impl Live {
     }
 
     /// The newest sample that it learned from, unless it says one that cannot be.
-    fn through_ms(&self) -> Option<u64> {
-        Some(self.version.trained_through_ms).filter(|&through_ms| is_believable(through_ms, now_ms()))
+    fn through_ms(&self, now_ms: u64) -> Option<u64> {
+        Some(self.version.trained_through_ms).filter(|&through_ms| is_believable(through_ms, now_ms))
     }
 }
 
@@ -196,11 +240,11 @@ fn load_halves(xgboost: &Xgboost, boosters: [Vec<u8>; 2], cards: HalfCards) -> R
 }
 
 /// Looks at the live model: drift, and whether to go back to the one before it.
-fn watch(state: &State) {
+pub(super) fn watch(state: &State) {
     let Some((version, onnx)) = state.registry().current().map(|(v, onnx)| (v.clone(), onnx.to_vec())) else {
         return;
     };
-    if !is_believable(version.trained_through_ms, now_ms()) {
+    if !is_believable(version.trained_through_ms, state.clock.now_ms()) {
         return;
     }
     let examples = {
@@ -239,7 +283,7 @@ fn watch(state: &State) {
 }
 
 /// One fit from examples to its result; whether it was one from nothing.
-fn attempt(state: &State, full: bool, stop: &AtomicBool) -> bool {
+pub(super) fn attempt(state: &State, full: bool, stop: &AtomicBool) -> bool {
     let started = Instant::now();
     let examples = state.store().examples();
     let live = Live::of(state);
@@ -253,7 +297,7 @@ fn attempt(state: &State, full: bool, stop: &AtomicBool) -> bool {
         .and_then(|live| live.halves.as_ref())
         .filter(|halves| !full && !drift.drifted && can_continue(halves, examples.len(), &options));
     let mut progress = || !stop.load(Ordering::SeqCst);
-    let through_ms = live.as_ref().and_then(Live::through_ms);
+    let through_ms = live.as_ref().and_then(|live| live.through_ms(state.clock.now_ms()));
     let fitted = fit(&state.xgboost, &examples, continued, through_ms, &options, &mut progress);
     if matches!(fitted, Err(FitError::Stopped)) {
         return false;
@@ -371,24 +415,21 @@ fn finish(state: &State, last: LastFit, took: Duration) {
     tracing::info!(result = last.result.name(), duration_ms, samples = last.samples, "fit");
     let mut fits = state.fits();
     fits.fits += 1;
-    fits.last = Some(LastFit { at_ms: now_ms(), duration_ms, ..last });
+    fits.last = Some(LastFit { at_ms: state.clock.now_ms(), duration_ms, ..last });
 }
 
 /// Publishes the model that waits, if there is one and it may go now.
-async fn publish_pending(state: &Arc<State>) {
+pub(super) fn publish_pending(state: &State) {
     if state.held() || state.next_publish_at().is_some() {
         return;
     }
     let Some(pending) = state.pending().take() else { return };
-    let publisher = state.clone();
-    let published = tokio::task::spawn_blocking(move || publish(&publisher, pending)).await;
-    match published {
-        Ok(Ok(())) => {
+    match publish(state, pending) {
+        Ok(()) => {
             if let Some(last) = &mut state.fits().last {
                 last.result = FitResult::Published;
             }
         }
-        Ok(Err(error)) => tracing::error!(%error, "cannot publish"),
         Err(error) => tracing::error!(%error, "cannot publish"),
     }
 }
@@ -399,7 +440,7 @@ pub(super) fn publish(state: &State, content: Content) -> Result<(), RegistryErr
     let model_id = content.card.model_id.clone();
     let publication = {
         let mut registry = state.registry();
-        registry.add(content)?;
+        registry.add_at(content, state.clock.now_ms())?;
         let (generation, onnx) =
             registry.current().map_or((0, None), |(version, onnx)| (version.generation, Some(onnx)));
         tracing::info!(generation, %model_id, bytes, "published");

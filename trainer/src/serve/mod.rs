@@ -8,13 +8,14 @@ pub mod api;
 pub mod learn;
 pub mod page;
 pub mod status;
+pub mod stepped;
 
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde::Serialize;
@@ -24,7 +25,7 @@ use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use self::status::{FitStatus, Rollbacks};
-use crate::export::now_ms;
+use crate::clock::Clock;
 use crate::fit::FitOptions;
 use crate::gate;
 use crate::ingest::limits::Limits;
@@ -44,6 +45,18 @@ use crate::xgb::Xgboost;
 
 /// HTTP/2 pings find an Envoy that went without a word.
 const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Clean samples that the first fit needs, unless told otherwise.
+pub const MIN_SAMPLES: u32 = 200;
+
+/// Shortest time between two fits, seconds, unless told otherwise.
+pub const REFIT_INTERVAL_S: u32 = 30;
+
+/// Longest time between two fits from nothing, seconds, unless told otherwise.
+pub const FULL_REFIT_S: u32 = 600;
+
+/// Shortest time between two publications, seconds, unless told otherwise.
+pub const PUBLISH_INTERVAL_S: u32 = 5;
 
 /// What a service needs.
 #[derive(Debug)]
@@ -144,11 +157,12 @@ pub struct State {
     pub(crate) limits: Limits,
     /// How far the disk is, without the store's lock.
     pub(crate) progress: watch::Receiver<Progress>,
-    started: Instant,
+    pub(crate) clock: Clock,
     pub(crate) full_refit_interval: Duration,
     pub(crate) model_limits: gate::Limits,
     publish_interval: Duration,
-    published_at: Mutex<Option<Instant>>,
+    /// Time since the start.
+    published_at: Mutex<Option<Duration>>,
     drift: Mutex<Drift>,
     rollbacks: Mutex<Rollbacks>,
     /// Exists while held, so that a restart stays held.
@@ -176,8 +190,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl State {
-    fn open(options: &ServeOptions, xgboost: Xgboost) -> Result<Self, ServeError> {
-        let store = Store::open(&options.data_dir.join("samples"), options.bounds, now_ms())?;
+    fn open(options: &ServeOptions, xgboost: Xgboost, clock: Clock) -> Result<Self, ServeError> {
+        let store = Store::open(&options.data_dir.join("samples"), options.bounds, clock.now_ms())?;
         let registry = Registry::open(&options.data_dir.join("models"))?;
         let metrics = Arc::new(Metrics::new()?);
         let (generation, onnx) = match registry.current() {
@@ -204,7 +218,7 @@ impl State {
             fit_options: options.fit.clone(),
             limits: Limits::new(options.max_samples_per_s),
             progress: store.progress(),
-            started: Instant::now(),
+            clock,
             full_refit_interval: options.full_refit_interval,
             model_limits: options.model_limits,
             publish_interval: options.publish_interval,
@@ -230,7 +244,7 @@ impl State {
 
     /// Microseconds since the start.
     pub(crate) fn clock_us(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+        u64::try_from(self.clock.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
@@ -272,18 +286,18 @@ impl State {
         self.metrics.rollbacks.inc();
         let mut rollbacks = lock(&self.rollbacks);
         rollbacks.count += 1;
-        rollbacks.last_ms = Some(now_ms());
+        rollbacks.last_ms = Some(self.clock.now_ms());
         rollbacks.reasons = reasons;
     }
 
-    /// When the next publication may go out; `None` for now.
-    pub(crate) fn next_publish_at(&self) -> Option<Instant> {
+    /// When the next publication may go out, since the start; `None` for now.
+    pub(crate) fn next_publish_at(&self) -> Option<Duration> {
         let at = (*lock(&self.published_at))? + self.publish_interval;
-        (at > Instant::now()).then_some(at)
+        (at > self.clock.elapsed()).then_some(at)
     }
 
     pub(crate) fn published_now(&self) {
-        *lock(&self.published_at) = Some(Instant::now());
+        *lock(&self.published_at) = Some(self.clock.elapsed());
     }
 
     /// Holds or releases; a model that was held back is published at the release.
@@ -372,7 +386,7 @@ pub async fn serve(
     let (http, http_address) = listen(options.listen).await?;
     let (xds, xds_address) = listen(options.xds_listen).await?;
     let (options, state) = tokio::task::spawn_blocking(move || {
-        let state = State::open(&options, xgboost)?;
+        let state = State::open(&options, xgboost, Clock::system())?;
         Ok::<_, ServeError>((options, Arc::new(state)))
     })
     .await??;
