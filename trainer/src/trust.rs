@@ -37,6 +37,10 @@ const SENDER: usize = 64;
 /// Fewest of them that are judged.
 const MIN_SENDER: usize = 8;
 
+/// Fewest samples of a sender in one batch that are judged by themselves: a lie that begins all at once shows in them
+/// before it shows in the newest of all.
+const MIN_BATCH: usize = 16;
+
 /// Most senders that are remembered; one is a worker of an Envoy.
 const MAX_SENDERS: usize = 4096;
 
@@ -119,14 +123,19 @@ impl Trust {
         }
         let judged = |sample: &&Sample| sample.is_clean() && rung_index(sample.rung).is_some();
         let measured: Vec<Residuals> = self.measure.iter().map(medians).collect();
+        let mut in_batch: HashMap<&str, [Vec<f64>; 2]> = HashMap::new();
         for sample in batch.iter().copied().filter(judged) {
             let Some(measures) = rung_index(sample.rung).and_then(|rung| measured.get(rung)) else {
                 continue;
             };
             let entry = self.senders.entry(sender(sample).to_owned()).or_default();
-            for ((ring, measure), residual) in entry.offsets.iter_mut().zip(measures).zip(residuals(sample)) {
+            let batch = in_batch.entry(sender(sample)).or_default();
+            for (((ring, batch), measure), residual) in
+                entry.offsets.iter_mut().zip(batch).zip(measures).zip(residuals(sample))
+            {
                 if let (Some(residual), Some(measure)) = (residual, measure) {
                     ring.push(residual - measure, SENDER);
+                    batch.push(residual - measure);
                 }
             }
         }
@@ -134,7 +143,11 @@ impl Trust {
         for sample in batch {
             verdicts.entry(sender(sample)).or_insert_with_key(|name| {
                 let offsets = self.senders.get(*name).into_iter().flat_map(|sender| &sender.offsets);
-                !offsets.filter_map(|ring| ring.median(MIN_SENDER)).any(|offset| offset.abs() > BOUND.ln())
+                let batch = in_batch.get_mut(name).into_iter().flatten();
+                let batch = batch.filter(|offsets| offsets.len() >= MIN_BATCH);
+                let newest = offsets.filter_map(|ring| ring.median(MIN_SENDER));
+                let batch = batch.filter_map(|offsets| median(offsets));
+                !newest.chain(batch).any(|offset| offset.abs() > BOUND.ln())
             });
         }
         let believed = |sample: &Sample| verdicts.get(sender(sample)).copied().unwrap_or(true);

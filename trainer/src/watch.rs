@@ -2,7 +2,8 @@
 //!
 //! Both are asked of the newest samples, of which the model has learned nothing. *Drift*: a column is
 //! distributed otherwise than in the samples that the model learned from (population stability index over
-//! deciles), or what is left of the times after the prediction has another median. Drift asks for a full fit.
+//! deciles), or what is left of the times after the prediction has another median or is larger. Drift asks for a
+//! full fit; only when errors have changed, and not the load alone, is it urgent and the past mostly forgotten.
 //! *Regret*: the model before it would have predicted the same requests better, by more than tolerance and chance;
 //! then the trainer goes back to it. An error that rises for both is drift and no reason to go back.
 //!
@@ -34,6 +35,16 @@ const COLUMNS_DRIFTED: usize = 4;
 /// Change of the median of ln(actual / predicted) that is drift: 20 %.
 const RESIDUAL: f64 = 0.18;
 
+/// Growth of the median of its absolute value that is drift: when half of the pods are slower, the median of all
+/// stays where it was…
+const GROWTH: f64 = 1.5;
+
+/// …if that is also more than this.
+const GROWN: f64 = 0.04;
+
+/// Newest samples whose errors are compared: few, so that a change is seen soon.
+const NEWEST: usize = 300;
+
 /// How much worse than the version before a model may be on the newest samples, as a share of its loss.
 const REGRET_TOLERANCE: f64 = 0.1;
 
@@ -44,17 +55,25 @@ pub struct Drift {
     pub n: usize,
     /// Whether it is enough to fit anew.
     pub drifted: bool,
+    /// Whether errors have changed, so that what was before should hardly count.
+    pub urgent: bool,
     /// Columns with a large change and their population stability index, greatest first.
     pub columns: Vec<(&'static str, f64)>,
     /// Change of the median of ln(actual / predicted), TTFT.
     pub ttft_residual: Option<f64>,
     /// The same of TPOT.
     pub tpot_residual: Option<f64>,
+    /// Growth of the median of its absolute value, TTFT; 1 is none.
+    pub ttft_growth: Option<f64>,
+    /// The same of TPOT.
+    pub tpot_growth: Option<f64>,
 }
 
-/// Compares the samples after `through_ms`, which the model has not learned from, with those before.
+/// Compares the samples after `through_ms`, which the model has not learned from, with those before. `expected` are the
+/// median absolute percentage errors of TTFT and TPOT that it had on samples that it had not learned from when it was
+/// judged: on those that it learned from it is always better.
 #[must_use]
-pub fn drift(model: &Model, examples: &[Example], through_ms: u64) -> Drift {
+pub fn drift(model: &Model, examples: &[Example], through_ms: u64, expected: [Option<f64>; 2]) -> Drift {
     let split = examples.partition_point(|example| example.at_ms <= through_ms);
     let (old, new) = examples.split_at(split);
     let newest = |examples: &[Example]| -> Vec<Example> {
@@ -76,14 +95,53 @@ pub fn drift(model: &Model, examples: &[Example], through_ms: u64) -> Drift {
         .filter(|(_, index)| *index > PSI)
         .collect();
     columns.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let change = |residuals: fn(&[Example], &Model) -> Vec<f64>| {
-        let (mut old, mut new) = (residuals(&old, model), residuals(&new, model));
-        (new.len() >= MIN_NEW).then(|| Some(median(&mut new)? - median(&mut old)?)).flatten()
+    let newest = new.get(new.len().saturating_sub(NEWEST)..).unwrap_or(&new);
+    let change = |residuals: fn(&[Example], &Model) -> Vec<f64>, expected: Option<f64>| {
+        Change::of(residuals(&old, model), residuals(newest, model), expected.unwrap_or(0.0))
     };
-    let (ttft_residual, tpot_residual) = (change(ttft_residuals), change(tpot_residuals));
-    let moved = |residual: Option<f64>| residual.is_some_and(|residual| residual.abs() > RESIDUAL);
-    let drifted = columns.len() >= COLUMNS_DRIFTED || moved(ttft_residual) || moved(tpot_residual);
-    Drift { n: new.len(), drifted, columns, ttft_residual, tpot_residual }
+    let [expected_ttft, expected_tpot] = expected;
+    let (ttft, tpot) = (change(ttft_residuals, expected_ttft), change(tpot_residuals, expected_tpot));
+    let urgent = [ttft, tpot].into_iter().flatten().any(Change::is_drift);
+    let drifted = columns.len() >= COLUMNS_DRIFTED || urgent;
+    Drift {
+        n: new.len(),
+        drifted,
+        urgent,
+        columns,
+        ttft_residual: ttft.map(|change| change.median),
+        tpot_residual: tpot.map(|change| change.median),
+        ttft_growth: ttft.map(|change| change.growth),
+        tpot_growth: tpot.map(|change| change.growth),
+    }
+}
+
+/// How residuals have changed.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    /// Of the median.
+    median: f64,
+    /// Of the median absolute value, as a factor.
+    growth: f64,
+    /// Of the median absolute value, as a difference.
+    grown: f64,
+}
+
+impl Change {
+    /// `None` when there are too few.
+    fn of(mut old: Vec<f64>, mut new: Vec<f64>, expected: f64) -> Option<Self> {
+        if new.len() < MIN_NEW {
+            return None;
+        }
+        let moved = median(&mut new)? - median(&mut old)?;
+        let size =
+            |residuals: &[f64]| median(&mut residuals.iter().map(|one| one.abs()).collect::<Vec<f64>>());
+        let (before, after) = (size(&old)?.max(expected), size(&new)?);
+        Some(Self { median: moved, growth: after / before.max(1e-6), grown: after - before })
+    }
+
+    fn is_drift(self) -> bool {
+        self.median.abs() > RESIDUAL || (self.growth > GROWTH && self.grown > GROWN)
+    }
 }
 
 fn predictions(examples: &[Example], model: &Model) -> Vec<foretoken_core::model::Prediction> {
@@ -159,7 +217,7 @@ mod tests {
     #[test]
     fn traffic_that_stays_the_same_has_no_drift() {
         let examples = examples(2000);
-        let drift = drift(&constant(1.6, 1.3), &examples, examples[1200].at_ms);
+        let drift = drift(&constant(1.6, 1.3), &examples, examples[1200].at_ms, [None; 2]);
         assert!(!drift.drifted && drift.columns.is_empty(), "{drift:?}");
         assert_eq!(drift.n, 799);
     }
@@ -172,8 +230,8 @@ mod tests {
             example.tpot.iter_mut().for_each(|outcome| outcome.actual_ms *= 1.5);
         }
         let through_ms = slower[999].at_ms;
-        let found = drift(&model, &slower, through_ms);
-        assert!(found.drifted && found.columns.is_empty(), "{found:?}");
+        let found = drift(&model, &slower, through_ms, [None; 2]);
+        assert!(found.drifted && found.urgent && found.columns.is_empty(), "{found:?}");
         assert!((found.tpot_residual.unwrap() - 1.5f64.ln()).abs() < 0.05, "{found:?}");
         let mut busier = examples(2000);
         for example in &mut busier[1000..] {
@@ -187,8 +245,29 @@ mod tests {
             }
             example.row.set(Feature::KvUsage, f32::NAN);
         }
-        let found = drift(&model, &busier, through_ms);
-        assert!(found.drifted && found.columns.len() == 5, "{found:?}");
+        let found = drift(&model, &busier, through_ms, [None; 2]);
+        assert!(found.drifted && !found.urgent && found.columns.len() == 5, "{found:?}");
+    }
+
+    #[test]
+    fn half_of_the_pods_slower_is_drift_though_the_median_stays() {
+        let model = constant(1.6, 1.3);
+        let mut half = examples(2000);
+        for example in half[1000..].iter_mut().step_by(5) {
+            example.ttft.iter_mut().for_each(|outcome| outcome.actual_ms *= 2.0);
+        }
+        let through_ms = half[999].at_ms;
+        // One in five is a bad day of some…
+        assert!(!drift(&model, &half, through_ms, [None; 2]).urgent);
+        for (index, example) in half[1000..].iter_mut().enumerate() {
+            let factor = if index % 2 == 0 { 1.8 } else { 1.0 / 1.8 };
+            example.ttft.iter_mut().for_each(|outcome| outcome.actual_ms *= factor);
+        }
+        // …and half off either way is another fleet.
+        let found = drift(&model, &half, through_ms, [None; 2]);
+        assert!(found.urgent && found.ttft_growth.unwrap() > GROWTH, "{found:?}");
+        // Not if it was as far off when it was judged.
+        assert!(!drift(&model, &half, through_ms, [Some(0.6), None]).urgent);
     }
 
     #[test]

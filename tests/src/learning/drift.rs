@@ -40,11 +40,15 @@ const STAYS_S: f64 = 60.0;
 /// What came of it.
 #[derive(Debug, Serialize)]
 pub struct Drift {
-    /// From the slowdown until the live median error over 10 s is under 12 % and stays there for a minute, s;
-    /// absent when it never is.
+    /// From the slowdown until the live median error of TTFT over 10 s is under 12 % and stays there for a minute, s:
+    /// 0 when it never was above. Absent when it never is.
     pub recovered_s: Option<f64>,
-    /// Live TTFT error from then on, over a minute.
+    /// Live TTFT error in the second minute after the slowdown.
     pub mdape: f64,
+    /// The same of requests that went to the slow half alone.
+    pub slow_half: Recovery,
+    /// The same of TPOT, all requests.
+    pub tpot_recovered_s: Option<f64>,
     /// In the minute before the slowdown.
     pub before: Errors,
     /// In the first 10 s after it.
@@ -57,6 +61,17 @@ pub struct Drift {
     pub curve: Vec<(f64, f64)>,
     /// Publications: when, samples, why.
     pub pushes: Vec<(f64, usize, String)>,
+}
+
+/// How soon errors were under the bound again.
+#[derive(Debug, Serialize)]
+pub struct Recovery {
+    /// Seconds; absent when never.
+    pub recovered_s: Option<f64>,
+    /// TTFT error in the first 10 s after the slowdown.
+    pub at_once_mdape: f64,
+    /// TTFT error in the second minute after it.
+    pub mdape: f64,
 }
 
 /// What came of the lies.
@@ -103,13 +118,22 @@ pub fn drift(xgboost: &Xgboost, dir: &Path, seed: u64) -> Result<Drift> {
     let over = |from_s: f64, length_s: f64| {
         Errors::of(seen.iter().filter(|one| (from_s..from_s + length_s).contains(&one.at_s)))
     };
-    let recovered_s = recovery_s(&seen);
-    let since_s = SLOW_AT_S + recovered_s.unwrap_or(STAYS_S);
+    let ttft = |errors: &Errors| errors.ttft_mdape;
+    let slow: Vec<Seen> = seen.iter().filter(|one| one.pod % 2 == 0).cloned().collect();
+    let over_slow = |from_s: f64, length_s: f64| {
+        Errors::of(slow.iter().filter(|one| (from_s..from_s + length_s).contains(&one.at_s)))
+    };
     let believed = taught.poisoned.sent - taught.poisoned.quarantined;
     let learned_a_lie = |push: &&Push| believed > 0 && push.at_s > LIES_AT_S[0];
     Ok(Drift {
-        recovered_s,
-        mdape: over(since_s, STAYS_S).ttft_mdape,
+        recovered_s: recovery_s(&seen, ttft),
+        mdape: over(SLOW_AT_S + 60.0, 60.0).ttft_mdape,
+        slow_half: Recovery {
+            recovered_s: recovery_s(&slow, ttft),
+            at_once_mdape: over_slow(SLOW_AT_S, SPAN_S).ttft_mdape,
+            mdape: over_slow(SLOW_AT_S + 60.0, 60.0).ttft_mdape,
+        },
+        tpot_recovered_s: recovery_s(&seen, |errors| errors.tpot_mdape),
         before: over(SLOW_AT_S - 60.0, 60.0),
         at_once: over(SLOW_AT_S, SPAN_S),
         after: over(SLOW_AT_S + 120.0, 60.0),
@@ -129,15 +153,15 @@ pub fn drift(xgboost: &Xgboost, dir: &Path, seed: u64) -> Result<Drift> {
 }
 
 /// Seconds from the slowdown until errors are under the bound for good, looked at every second.
-fn recovery_s(seen: &[Seen]) -> Option<f64> {
+fn recovery_s(seen: &[Seen], error: impl Fn(&Errors) -> f64) -> Option<f64> {
     let fine = |from_s: f64| {
         let span = seen.iter().filter(|one| (from_s..from_s + SPAN_S).contains(&one.at_s));
-        Errors::of(span).ttft_mdape < BOUND
+        error(&Errors::of(span)) < BOUND
     };
     let spans = (STAYS_S / SPAN_S) as u32;
-    // A span is known to be fine at its end.
+    // A span is known to be fine at its end; one that was never bad, at once.
     (0..120)
         .map(f64::from)
         .find(|after_s| (0..spans).all(|span| fine(SLOW_AT_S + after_s + f64::from(span) * SPAN_S)))
-        .map(|after_s| after_s + SPAN_S)
+        .map(|after_s| if after_s > 0.0 { after_s + SPAN_S } else { 0.0 })
 }

@@ -301,6 +301,7 @@ async fn metrics(FromState(state): FromState<Arc<State>>) -> Response {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
     use crate::publish::tests::template;
     use crate::serve::ServeOptions;
     use crate::{synthetic, xgb};
@@ -328,7 +329,7 @@ mod tests {
             #[cfg(feature = "kubernetes")]
             kubernetes: None,
         };
-        Some(Arc::new(State::open(&options, xgboost).unwrap()))
+        Some(Arc::new(State::open(&options, xgboost, Clock::system()).unwrap()))
     }
 
     fn lines(samples: &[foretoken_core::sample::Sample]) -> String {

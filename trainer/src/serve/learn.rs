@@ -38,7 +38,7 @@ const HURRIED_INTERVAL: Duration = Duration::from_secs(5);
 /// How many times as many samples as the last fit had are much: a young model is soon outdone by what comes in.
 const GROWTH: u64 = 2;
 
-/// Weight of the oldest example when there is drift: what was before hardly counts.
+/// Weight of the oldest example when errors have changed: what was before hardly counts.
 const DRIFT_OLDEST_WEIGHT: f32 = 0.02;
 
 /// New clean samples after which the live model is looked at again.
@@ -79,8 +79,8 @@ impl Plan {
     /// Earliest start of the next fit; `None` when there has been none.
     fn next_fit_at(&self, state: &State) -> Option<Duration> {
         let Attempt { started, took, clean } = self.last?;
-        let drifted = state.drift().drifted;
-        let hurried = drifted || state.store().counts().clean >= GROWTH * clean;
+        let urgent = state.drift().urgent;
+        let hurried = urgent || state.store().counts().clean >= GROWTH * clean;
         let interval =
             if hurried { state.refit_interval.min(HURRIED_INTERVAL) } else { state.refit_interval };
         Some(started + interval.max((1 + REST) * took))
@@ -255,7 +255,9 @@ pub(super) fn watch(state: &State) {
         store.examples()
     };
     let Ok(model) = Model::from_onnx_lean(&onnx) else { return };
-    let found = drift(&model, &examples, version.trained_through_ms);
+    let expected = ["/candidate/ttft/ape_median", "/candidate/tpot/ape_median"]
+        .map(|place| version.scores.pointer(place).and_then(serde_json::Value::as_f64));
+    let found = drift(&model, &examples, version.trained_through_ms, expected);
     state.metrics.drifted.set(found.drifted.into());
     if found.drifted && !state.drift().drifted {
         tracing::warn!(drift = ?found, "drift");
@@ -289,7 +291,7 @@ pub(super) fn attempt(state: &State, full: bool, stop: &AtomicBool) -> bool {
     let live = Live::of(state);
     let drift: Drift = state.drift().clone();
     let mut options = state.fit_options.clone();
-    if drift.drifted {
+    if drift.urgent {
         options.oldest_weight = DRIFT_OLDEST_WEIGHT;
     }
     let continued = live
