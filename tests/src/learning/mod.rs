@@ -49,5 +49,6 @@ pub fn serve_options(dir: &Path) -> Result<ServeOptions> {
         publish_interval: Duration::from_secs(foretoken_trainer::serve::PUBLISH_INTERVAL_S.into()),
         model_limits: Limits { row_us: f64::INFINITY, ..Limits::default() },
         tls: None,
+        kubernetes: None,
     })
 }
