@@ -9,7 +9,8 @@ use foretoken_sim::bench::fit::Trainer;
 use foretoken_sim::bench::plan::Block;
 use foretoken_sim::bench::policies::{ABLATIONS, FORETOKEN, Models};
 use foretoken_sim::bench::pool::Pool;
-use foretoken_sim::bench::{Matrix, Report, html, traffic};
+use foretoken_sim::bench::matrix::Rate;
+use foretoken_sim::bench::{Matrix, html, traffic};
 use foretoken_sim::rivals::{ORACLES, RIVALS};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -86,6 +87,12 @@ pub(crate) struct Args {
     list: bool,
 }
 
+/// Of an earlier report, whatever else it says.
+#[derive(serde::Deserialize)]
+struct Rates {
+    rates: Vec<Rate>,
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut traffic = traffic::all(args.traces.as_deref())?;
     if args.list {
@@ -135,7 +142,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     matrix.rate_per_pod = args.rate_per_pod;
     if let Some(path) = &args.rates {
         let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-        let earlier: Report = serde_json::from_slice(&text)
+        let earlier: Rates = serde_json::from_slice(&text)
             .with_context(|| format!("{} is not the JSON of a bench", path.display()))?;
         matrix.rates = Some(earlier.rates);
     }
