@@ -130,8 +130,8 @@ mod tests {
         for (index, number) in numbers().take(9000).enumerate() {
             let class = index % 3;
             let queued = [0.0, 5.0, 40.0][class];
-            // Evenly over 100 ms to 100 ms and half, twice or four times as much more.
-            let ttft_ms = 100.0 + number * [50.0, 200.0, 400.0][class];
+            // Evenly over 100 ms to 100 ms and half, twice or three times as much more.
+            let ttft_ms = 100.0 + number * [50.0, 200.0, 300.0][class];
             let mut predicted = PREDICTED;
             coverage.correct(Rung::Model, queued, &mut predicted);
             coverage.observe(Rung::Model, queued, &predicted, Some(ttft_ms), None);

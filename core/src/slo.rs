@@ -1,16 +1,16 @@
-//! Latency targets: which pods meet them, and in what order the others miss.
+//! Latency targets: what it is worth to meet them.
 //!
-//! Among pods that meet both targets at the configured quantile, `pack` takes the one where the request costs the
-//! others least and `spread` the one where it is done soonest. Where none does, the least total miss: the first
-//! token's lateness and each further token's, in ms over the whole answer, and what the request costs others. Its own
-//! lateness alone would be the greedy objective again, and at high load make everybody late.
+//! A pod is judged by what a placement costs, as without targets, and by the chance that the request misses its
+//! targets there, at a price. The price is in the same milliseconds, so a target bends the decision and does not
+//! overrule it: to take whatever pod meets the target, whatever that costs others, is the greedy objective again and
+//! makes everybody late at high load; and near a target a prediction cannot tell which side it will be.
 //!
 //! What it is not: a promise. A target changes where a request goes, and whether a sheddable one goes at all
 //! ([`crate::shed`]); nothing is held back for it. Without targets nothing here has any effect.
 
 use crate::config::{PolicyConfig, PriorityConfig, RouteSettings, SloPolicy, SloQuantile};
 use crate::model::Prediction;
-use crate::policy::{Cost, order};
+use crate::policy::Cost;
 use crate::sample::{Ending, Sample};
 
 /// Latency targets of a request.
@@ -66,12 +66,28 @@ impl Miss {
     pub fn is_none(&self) -> bool {
         self.ttft_ms <= 0.0 && self.tpot_ms <= 0.0
     }
+}
 
-    /// Lateness of the whole answer.
-    #[must_use]
-    pub fn total_ms(&self, expected_output_tokens: f32) -> f32 {
-        self.ttft_ms + expected_output_tokens * self.tpot_ms
-    }
+/// Spread of a time about its median where the model gives no 90th percentile: that one is 1.5 times the median.
+const BELIEF_SPREAD: f32 = 0.185;
+
+/// No prediction is surer than this.
+const LEAST_SPREAD: f32 = 0.05;
+
+/// Chance, 0 to 1, that a request of which this is predicted misses one of its targets.
+///
+/// Each time is taken as log-logistic: P(T > t) = 1 / (1 + (t / p50)^(1/s)), of which p90 / p50 = 9^s.
+#[must_use]
+pub fn miss_chance(prediction: &Prediction, targets: Targets) -> f32 {
+    let meets = |p50: f32, p90: f32, target: Option<f32>| {
+        let Some(target) = target else { return 1.0 };
+        let told = (p90 / p50).ln() / 9.0_f32.ln();
+        let spread = if told.is_finite() { told.max(LEAST_SPREAD) } else { BELIEF_SPREAD };
+        let miss = 1.0 / (1.0 + (target / p50).powf(spread.recip()));
+        if miss.is_finite() { 1.0 - miss } else { 0.0 }
+    };
+    1.0 - meets(prediction.ttft_ms_p50, prediction.ttft_ms_p90, targets.ttft_ms)
+        * meets(prediction.tpot_ms_p50, prediction.tpot_ms_p90, targets.tpot_ms)
 }
 
 /// What one request is promised and what it may cost others: from its route and its headers
@@ -80,10 +96,12 @@ impl Miss {
 pub struct Terms {
     /// Its targets.
     pub targets: Targets,
-    /// Which prediction must meet them.
+    /// Which prediction must meet them for the request to be in time.
     pub quantile: SloQuantile,
-    /// What is done among pods that do.
+    /// What counts beside them.
     pub policy: SloPolicy,
+    /// Price of a miss, ms.
+    pub miss_ms: f32,
     /// Its priority; below 0 it may be shed.
     pub priority: i32,
     /// What it must be able to get in order not to be shed: its own targets, else the route's bound.
@@ -102,6 +120,7 @@ impl Terms {
             targets,
             quantile: route.quantile,
             policy: route.policy,
+            miss_ms: route.miss_ms,
             priority,
             shed_by: Targets { ttft_ms: targets.ttft_ms.or(Some(route.shed_ttft_ms)), ..targets },
         }
@@ -128,45 +147,22 @@ impl Terms {
         }
     }
 
-    /// Candidates in the order of their fitness for the targets, best first; `None` when there are no targets, so
-    /// that the cost alone decides.
-    ///
-    /// All slices are by candidate. Those that meet the targets come first, the rest by their misses. As in
-    /// [`order`], the first is drawn among those that cannot be told apart.
+    /// What each candidate costs with the chance of a miss there, in ms; `None` when there are no targets, so that
+    /// the cost alone decides. All slices are by candidate.
     #[must_use]
-    pub fn rank(
-        &self,
-        predictions: &[Prediction],
-        costs: &[Cost],
-        total_ms: &[f32],
-        expected_output_tokens: f32,
-        tie_share: f32,
-        random: u64,
-    ) -> Option<Vec<usize>> {
+    pub fn price(&self, predictions: &[Prediction], costs: &[Cost], total_ms: &[f32]) -> Option<Vec<f32>> {
         if !self.targets.any() {
             return None;
         }
-        let (mut meeting, mut keys_ms) = (Vec::new(), Vec::new());
-        let (mut missing, mut misses_ms) = (Vec::new(), Vec::new());
-        for (at, ((prediction, cost), total_ms)) in predictions.iter().zip(costs).zip(total_ms).enumerate() {
-            let miss = Miss::of(prediction, self.targets, self.quantile);
-            if miss.is_none() {
-                meeting.push(at);
-                keys_ms.push(match self.policy {
-                    SloPolicy::Pack => total_ms - cost.own_ms,
-                    SloPolicy::Spread => cost.own_ms,
-                });
-            } else {
-                missing.push(at);
-                misses_ms.push(miss.total_ms(expected_output_tokens) + total_ms - cost.own_ms);
-            }
-        }
-        let of = |candidates: &[usize], order: Vec<usize>| -> Vec<usize> {
-            order.into_iter().filter_map(|at| candidates.get(at).copied()).collect()
+        let priced = |((prediction, cost), total_ms): ((&Prediction, &Cost), &f32)| {
+            let kept_ms = match self.policy {
+                SloPolicy::Balance => *total_ms,
+                SloPolicy::Pack => *total_ms - cost.own_ms,
+                SloPolicy::Spread => cost.own_ms,
+            };
+            kept_ms + self.miss_ms * miss_chance(prediction, self.targets)
         };
-        let mut ranked = of(&meeting, order(&keys_ms, tie_share, random));
-        ranked.extend(of(&missing, order(&misses_ms, tie_share, random)));
-        Some(ranked)
+        Some(predictions.iter().zip(costs).zip(total_ms).map(priced).collect())
     }
 }
 

@@ -35,10 +35,10 @@ pub struct RouteConfig {
     /// Target of requests that bring none: TPOT in ms, 0 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f32>,
-    /// Which prediction must meet a target.
+    /// Which prediction must meet a target for a request to be in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantile: Option<SloQuantile>,
-    /// What is done among pods that meet them.
+    /// What counts beside the chance of a miss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<SloPolicy>,
     /// Whose targets and priorities in headers are obeyed.
@@ -61,10 +61,12 @@ pub struct RouteSettings {
     pub body: BodyMode,
     /// Targets of requests that bring none.
     pub targets: Targets,
-    /// Which prediction must meet a target.
+    /// Which prediction must meet a target for a request to be in time.
     pub quantile: SloQuantile,
-    /// What is done among pods that meet them.
+    /// What counts beside the chance of a miss.
     pub policy: SloPolicy,
+    /// Price of a miss, ms.
+    pub miss_ms: f32,
     /// Whose targets and priorities in headers are obeyed.
     pub trust: Trust,
     /// Priority of requests that bring none.
@@ -88,6 +90,7 @@ impl Config {
             ),
             quantile: own.and_then(|own| own.quantile).unwrap_or(slo.quantile),
             policy: own.and_then(|own| own.policy).unwrap_or(slo.policy),
+            miss_ms: slo.miss_ms,
             trust: own.and_then(|own| own.trust).unwrap_or(slo.trust),
             priority: own.and_then(|own| own.priority).unwrap_or(self.priority.default),
             shed_ttft_ms: own.and_then(|own| own.shed_ttft_ms).unwrap_or(self.shed.ttft_ms),
@@ -109,6 +112,13 @@ impl Config {
         for (field, value, low, high, fix) in [
             ("slo.ttft_ms", self.slo.ttft_ms, 0.0, MAX_TARGET_MS, target),
             ("slo.tpot_ms", self.slo.tpot_ms, 0.0, MAX_TARGET_MS, target),
+            (
+                "slo.miss_ms",
+                self.slo.miss_ms,
+                0.0,
+                MAX_TARGET_MS,
+                "use a time in ms from 0 (targets count for nothing) to 3600000",
+            ),
             ("shed.ttft_ms", self.shed.ttft_ms, 1.0, MAX_TARGET_MS, bound),
             ("priority.weight", self.priority.weight, 1.0, 100.0, "use 1 (all alike) to 100"),
         ] {

@@ -4,18 +4,20 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What is done among the pods that meet a request's targets.
+/// What counts beside the chance that a request misses its targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SloPolicy {
-    /// The one where the request costs the others least: fast pods stay free for those who need them.
+    /// All that counts without targets.
+    Balance,
+    /// What the request costs others: fast pods stay free for those who need them.
     #[default]
     Pack,
-    /// The one where the request itself is done soonest.
+    /// When the request itself is done.
     Spread,
 }
 
-/// Which prediction must meet a target.
+/// Which prediction must meet a target for a request to be in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SloQuantile {
@@ -59,10 +61,12 @@ pub struct SloConfig {
     pub ttft_ms: f32,
     /// Target of requests that bring none: TPOT in ms, 0 for none.
     pub tpot_ms: f32,
-    /// Which prediction must meet a target.
+    /// Which prediction must meet a target for a request to be in time.
     pub quantile: SloQuantile,
-    /// What is done among pods that meet them.
+    /// What counts beside the chance of a miss.
     pub policy: SloPolicy,
+    /// Price of a miss: so many ms of one's own or others' time is a certain one worth avoiding.
+    pub miss_ms: f32,
     /// Whose targets and priorities in headers are obeyed.
     pub trust: Trust,
     /// What becomes of headers that cannot be read.
@@ -78,6 +82,7 @@ impl Default for SloConfig {
             tpot_ms: 0.0,
             quantile: SloQuantile::default(),
             policy: SloPolicy::default(),
+            miss_ms: 20_000.0,
             trust: Trust::default(),
             malformed: Malformed::default(),
             forward_headers: true,

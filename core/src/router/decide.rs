@@ -209,11 +209,8 @@ impl Router {
         };
         let random = self.next_random();
         let predicted = matches!(rung, Rung::Model | Rung::Prior);
-        let by_targets = predicted.then(|| {
-            let predictions = &self.scratch.predictions;
-            terms.rank(predictions, &costs, &totals, expected_output_tokens, tie_share, random)
-        });
-        let ranked = by_targets.flatten().unwrap_or_else(|| order(&totals, tie_share, random));
+        let priced = if predicted { terms.price(&self.scratch.predictions, &costs, &totals) } else { None };
+        let ranked = order(priced.as_ref().unwrap_or(&totals), tie_share, random);
         let shed = if predicted { self.judge(terms, &candidates, random) } else { None };
         let choice = |at: usize| -> Option<Choice> {
             let (candidate, total_ms) = (candidates.get(at)?, *totals.get(at)?);

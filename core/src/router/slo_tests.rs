@@ -118,7 +118,7 @@ fn spread_takes_the_fastest_pod_in_time_and_pack_leaves_it_to_others() {
     router.progress(&mut decoding, 1, 61_100_000);
     router.set_fleet(whole);
     let mut pick = |policy, ttft_ms| {
-        let terms = Terms { policy, ..terms(0, ttft_ms) };
+        let terms = Terms { policy, miss_ms: 20_000.0, ..terms(0, ttft_ms) };
         let decision = router.decide_on(&request(501, 16), &terms, 61_200_000).unwrap();
         (decision.choices[0].address == A, decision.in_time)
     };

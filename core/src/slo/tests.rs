@@ -12,55 +12,72 @@ fn predicted(ttft_ms: f32, tpot_ms: f32) -> Prediction {
     }
 }
 
-fn terms(ttft_ms: f32, tpot_ms: f32, policy: SloPolicy, quantile: SloQuantile) -> Terms {
-    Terms { targets: Targets::new(ttft_ms, tpot_ms), policy, quantile, ..Terms::default() }
+fn terms(ttft_ms: f32, tpot_ms: f32, policy: SloPolicy) -> Terms {
+    Terms { targets: Targets::new(ttft_ms, tpot_ms), policy, miss_ms: 20_000.0, ..Terms::default() }
 }
 
-/// Ranks pods given as (TTFT, TPOT, cost to others).
-fn rank(terms: &Terms, pods: &[(f32, f32, f32)]) -> Vec<usize> {
+/// Prices of pods given as (TTFT, TPOT, cost to others), for 100 output tokens.
+fn price(terms: &Terms, pods: &[(f32, f32, f32)]) -> Vec<f32> {
     let predictions: Vec<Prediction> = pods.iter().map(|pod| predicted(pod.0, pod.1)).collect();
     let costs: Vec<Cost> = pods
         .iter()
         .map(|pod| Cost { own_ms: pod.0 + 100.0 * pod.1, others_ms: pod.2, ..Cost::default() })
         .collect();
     let totals: Vec<f32> = costs.iter().map(|cost| cost.own_ms + cost.others_ms).collect();
-    terms.rank(&predictions, &costs, &totals, 100.0, 0.0, 1).unwrap()
+    terms.price(&predictions, &costs, &totals).unwrap()
 }
 
-const PODS: [(f32, f32, f32); 4] =
-    [(100.0, 10.0, 900.0), (400.0, 12.0, 10.0), (3000.0, 10.0, 0.0), (50.0, 90.0, 5.0)];
-
-#[test]
-fn pack_takes_the_pod_where_it_costs_others_least_and_spread_the_fastest() {
-    let p50 = SloQuantile::P50;
-    assert_eq!(rank(&terms(1000.0, 20.0, SloPolicy::Pack, p50), &PODS)[..2], [1, 0]);
-    assert_eq!(rank(&terms(1000.0, 20.0, SloPolicy::Spread, p50), &PODS)[..2], [0, 1]);
-    // One target alone leaves the other open.
-    assert_eq!(rank(&terms(0.0, 20.0, SloPolicy::Pack, p50), &PODS), [2, 1, 0, 3]);
+fn first(prices: &[f32]) -> usize {
+    prices.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
 }
 
 #[test]
-fn those_that_miss_come_after_by_what_they_miss_in_all() {
-    let none_meets = terms(10.0, 5.0, SloPolicy::Pack, SloQuantile::P50);
-    // 90 + 500 and 900 to others, 390 + 700 and 10, 2990 + 500, 40 + 8500 and 5.
-    assert_eq!(rank(&none_meets, &PODS), [1, 0, 2, 3]);
-    let ttft_only = terms(10.0, 0.0, SloPolicy::Pack, SloQuantile::P50);
-    assert_eq!(rank(&ttft_only, &PODS), [3, 1, 0, 2]);
+fn the_chance_of_a_miss_follows_the_percentiles() {
+    let chance =
+        |ttft_ms: f32, tpot_ms: f32| miss_chance(&predicted(100.0, 10.0), Targets::new(ttft_ms, tpot_ms));
+    assert!((chance(100.0, 0.0) - 0.5).abs() < 1e-4, "at the median");
+    assert!((chance(150.0, 0.0) - 0.1).abs() < 1e-3, "at the 90th percentile");
+    assert!((chance(150.0, 15.0) - 0.19).abs() < 1e-3, "either of two");
+    assert!(chance(1e6, 1e5) < 1e-3 && chance(1.0, 0.0) > 0.999);
+    assert_eq!(chance(0.0, 0.0), 0.0);
+    let median_only = Prediction { ttft_ms_p90: f32::NAN, ..predicted(100.0, 10.0) };
+    assert!((miss_chance(&median_only, Targets::new(150.0, 0.0)) - 0.1).abs() < 0.01);
+}
+
+#[test]
+fn pack_spares_others_and_spread_the_request_where_both_are_in_time() {
+    let pods = [(100.0, 10.0, 900.0), (400.0, 12.0, 10.0)];
+    assert_eq!(first(&price(&terms(9000.0, 200.0, SloPolicy::Pack), &pods)), 1);
+    assert_eq!(first(&price(&terms(9000.0, 200.0, SloPolicy::Spread), &pods)), 0);
+    assert_eq!(
+        first(&price(&terms(9000.0, 200.0, SloPolicy::Balance), &pods)),
+        1,
+        "1510 and 410 against 1600 and 10"
+    );
+}
+
+#[test]
+fn a_miss_is_avoided_for_its_price_and_no_more() {
+    // The first is late for certain; the second is in time and costs others much.
+    let pods = |others_ms: f32| [(3000.0, 10.0, 0.0), (100.0, 10.0, others_ms)];
+    let terms = terms(500.0, 0.0, SloPolicy::Balance);
+    assert_eq!(first(&price(&terms, &pods(15_000.0))), 1);
+    assert_eq!(first(&price(&terms, &pods(30_000.0))), 0);
 }
 
 #[test]
 fn the_ninetieth_percentile_is_asked_more_than_the_median() {
-    let pods = [(90.0, 1.0, 0.0), (60.0, 1.0, 50.0)];
-    assert_eq!(rank(&terms(100.0, 0.0, SloPolicy::Pack, SloQuantile::P50), &pods), [0, 1]);
-    assert_eq!(rank(&terms(100.0, 0.0, SloPolicy::Pack, SloQuantile::P90), &pods), [1, 0]);
+    let targets = Targets::new(100.0, 0.0);
+    assert!(Miss::of(&predicted(90.0, 1.0), targets, SloQuantile::P50).is_none());
+    assert!(!Miss::of(&predicted(90.0, 1.0), targets, SloQuantile::P90).is_none());
     let median_only = Prediction { ttft_ms_p90: f32::NAN, ..predicted(90.0, 1.0) };
-    assert!(Miss::of(&median_only, Targets::new(100.0, 0.0), SloQuantile::P90).is_none());
+    assert!(Miss::of(&median_only, targets, SloQuantile::P90).is_none());
 }
 
 #[test]
-fn without_targets_nothing_is_ranked_here() {
+fn without_targets_nothing_is_priced_here() {
     let without = Terms { priority: -3, ..Terms::default() };
-    assert!(without.rank(&[predicted(1.0, 1.0)], &[Cost::default()], &[1.0], 1.0, 0.0, 1).is_none());
+    assert!(without.price(&[predicted(1.0, 1.0)], &[Cost::default()], &[1.0]).is_none());
 }
 
 #[test]
@@ -124,25 +141,15 @@ fn a_target_is_met_missed_or_unknown() {
 
 proptest! {
     #[test]
-    fn every_candidate_is_ranked_once_and_no_miss_before_a_hit(
-        pods in prop::collection::vec((0.1_f32..5000.0, 0.1_f32..200.0, 0.0_f32..1e4), 1..40),
-        ttft in 0.0_f32..3000.0, tpot in 0.0_f32..100.0, spread: bool, p90: bool, tie in 0.0_f32..0.5, random: u64,
+    fn a_price_is_finite_and_no_looser_target_costs_more(
+        ttft in 0.1_f32..5000.0, tpot in 0.1_f32..200.0, p90 in 0.5_f32..9.0,
+        target in 1.0_f32..3000.0, looser in 1.0_f32..10.0,
     ) {
-        let policy = if spread { SloPolicy::Spread } else { SloPolicy::Pack };
-        let quantile = if p90 { SloQuantile::P90 } else { SloQuantile::P50 };
-        let terms = terms(ttft.max(1.0), tpot, policy, quantile);
-        let predictions: Vec<Prediction> = pods.iter().map(|pod| predicted(pod.0, pod.1)).collect();
-        let costs: Vec<Cost> = pods
-            .iter()
-            .map(|pod| Cost { own_ms: pod.0 + 50.0 * pod.1, others_ms: pod.2, ..Cost::default() })
-            .collect();
-        let totals: Vec<f32> = costs.iter().map(|cost| cost.own_ms + cost.others_ms).collect();
-        let ranked = terms.rank(&predictions, &costs, &totals, 50.0, tie, random).unwrap();
-        let mut sorted = ranked.clone();
-        sorted.sort_unstable();
-        prop_assert_eq!(sorted, (0..pods.len()).collect::<Vec<_>>());
-        let meets: Vec<bool> =
-            ranked.iter().map(|at| Miss::of(&predictions[*at], terms.targets, quantile).is_none()).collect();
-        prop_assert!(meets.is_sorted_by(|one, other| one >= other), "{:?}", meets);
+        let prediction = Prediction {
+            ttft_ms_p50: ttft, ttft_ms_p90: ttft * p90, tpot_ms_p50: tpot, tpot_ms_p90: tpot * p90,
+        };
+        let tight = miss_chance(&prediction, Targets::new(target, target / 20.0));
+        let loose = miss_chance(&prediction, Targets::new(target * looser, target * looser / 20.0));
+        prop_assert!((0.0..=1.0).contains(&tight) && loose <= tight + 1e-5, "{tight} {loose}");
     }
 }
