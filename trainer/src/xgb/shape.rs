@@ -23,9 +23,20 @@ struct Json {
 
 #[derive(Deserialize)]
 struct Learner {
-    gradient_booster: Booster,
+    #[serde(rename = "gradient_booster")]
+    _gradient_booster: IgnoredAny,
     #[serde(rename = "learner_model_param")]
     _learner_model_param: IgnoredAny,
+}
+
+#[derive(Deserialize)]
+struct Leaves {
+    learner: LeavesOfLearner,
+}
+
+#[derive(Deserialize)]
+struct LeavesOfLearner {
+    gradient_booster: Booster,
 }
 
 /// What says whether leaves are vectors. DART boosters of old have the trees a level deeper.
@@ -87,12 +98,15 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
         );
     }
     if !bytes.starts_with(b"{L") {
-        let Json { learner } = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        if learner.gradient_booster.has_old_vectors() {
-            return Err(OLD_VECTORS.to_owned());
-        }
+        let Json { learner: Learner { .. } } = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if json_depth(bytes) > MAX_DEPTH {
             return Err(format!("it is nested deeper than {MAX_DEPTH} levels"));
+        }
+        // What has another form is XGBoost's to refuse, which it does with an error.
+        if serde_json::from_slice(bytes)
+            .is_ok_and(|leaves: Leaves| leaves.learner.gradient_booster.has_old_vectors())
+        {
+            return Err(OLD_VECTORS.to_owned());
         }
         return Ok(());
     }
