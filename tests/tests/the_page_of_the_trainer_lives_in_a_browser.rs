@@ -47,13 +47,7 @@ async fn it_shows_and_follows_what_the_trainer_knows_and_fits_on_a_phone() -> Re
     feed(address, 1, 600).await?;
     // All by events: the page is not loaded again.
     browser
-        .wait_for(
-            &format!(
-                "{} === '600'",
-                tile("Samples").replace("textContent", "textContent.replace(/\\D/g, '')")
-            ),
-            SOON,
-        )
+        .wait_for(&format!("{} === '600'", format_args!("{}?.replace(/\\D/g, '')", tile("Samples"))), SOON)
         .await?;
     browser.wait_for(&format!("Number({}) >= 1", tile("Generation")), SOON).await?;
     for shown in [
@@ -73,13 +67,7 @@ async fn it_shows_and_follows_what_the_trainer_knows_and_fits_on_a_phone() -> Re
 
     feed(address, 2, 400).await?;
     browser
-        .wait_for(
-            &format!(
-                "{} === '1000'",
-                tile("Samples").replace("textContent", "textContent.replace(/\\D/g, '')")
-            ),
-            SOON,
-        )
+        .wait_for(&format!("{} === '1000'", format_args!("{}?.replace(/\\D/g, '')", tile("Samples"))), SOON)
         .await?;
     trainer.hold().await?;
     browser.wait_for(&format!("{} === 'held'", tile("Publishing")), SOON).await?;

@@ -97,13 +97,13 @@ fn rounds_after_the_best_one_need_a_word() {
 #[test]
 fn names_of_columns_move_features_to_them() {
     let named = json()
-        .replace("\"feature_names\":[]", r#""feature_names":["kv_usage","prompt_tokens","decode_ms"]"#)
+        .replace("\"feature_names\":[]", r#""feature_names":["kv_usage","prompt_tokens","prior_step_ms"]"#)
         .replace(&format!("\"num_feature\":\"{COUNT}\""), "\"num_feature\":\"3\"");
     let converted = convert(named.as_bytes(), Rounds::Undoubted).unwrap();
     let place = |name| COLUMNS.iter().position(|column| column.name == name).unwrap();
-    assert_eq!(converted.columns, [place("kv_usage"), place("prompt_tokens"), place("decode_ms")]);
+    assert_eq!(converted.columns, [place("kv_usage"), place("prompt_tokens"), place("prior_step_ms")]);
     let mut row = [0.0; COUNT];
-    row[place("decode_ms")] = 0.51;
+    row[place("prior_step_ms")] = 0.51;
     assert_eq!(scalar::eval(&converted.outputs[0], &row), 13.0);
 }
 

@@ -13,6 +13,7 @@ use foretoken_core::sample::Sample;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::Compression;
+use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use serde_json::Value;
 
@@ -116,6 +117,13 @@ fn column(batch: &RecordBatch, name: &str, kind: Kind) -> Result<Vec<Value>, Tab
 /// # Errors
 /// [`TableError`] names the column.
 pub fn read(file: Bytes) -> Result<Vec<Vec<u8>>, TableError> {
+    // The library's decoders panic on some damaged pages; nothing outlives the call, so nothing is left half done.
+    std::panic::catch_unwind(|| read_sound(file)).unwrap_or_else(|_| {
+        Err(ParquetError::General("a page is damaged; export the samples again".to_owned()).into())
+    })
+}
+
+fn read_sound(file: Bytes) -> Result<Vec<Vec<u8>>, TableError> {
     let mut lines = Vec::new();
     for batch in ParquetRecordBatchReaderBuilder::try_new(file)?.with_batch_size(BATCH).build()? {
         let batch = batch?;
