@@ -6,7 +6,9 @@ import { readFile } from "node:fs/promises";
 import { WASI } from "node:wasi";
 
 const [program, ...args] = process.argv.slice(2);
-const wasi = new WASI({ version: "preview1", args: [program, ...args], env: process.env, returnOnExit: true });
+// Without returnOnExit the program's exit code ends the process at once. With it node 20 throws through the wasm frames,
+// and after a long run crashes on that.
+const wasi = new WASI({ version: "preview1", args: [program, ...args], env: process.env, returnOnExit: false });
 const module = await WebAssembly.compile(await readFile(program));
 const instance = await WebAssembly.instantiate(module, wasi.getImportObject());
 process.exit(wasi.start(instance));
