@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use foretoken_core::fallback::Rung;
 use foretoken_tests::browser::Browser;
 use foretoken_tests::trainer::{self, Trainer};
 use foretoken_tests::{http, paths};
@@ -19,6 +20,8 @@ async fn feed(address: SocketAddr, seed: u64, count: usize) -> Result<()> {
     let mut body = String::new();
     for (index, mut sample) in synthetic::samples(seed, count).into_iter().enumerate() {
         sample.at_ms = now_ms - (count - index) as u64;
+        sample.rung = Rung::Model;
+        sample.model_id = "an-earlier-one".to_owned();
         body += &serde_json::to_string(&sample)?;
         body.push('\n');
     }
