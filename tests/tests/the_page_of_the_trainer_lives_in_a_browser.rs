@@ -20,6 +20,7 @@ async fn feed(address: SocketAddr, seed: u64, count: usize) -> Result<()> {
     let mut body = String::new();
     for (index, mut sample) in synthetic::samples(seed, count).into_iter().enumerate() {
         sample.at_ms = now_ms - (count - index) as u64;
+        sample.pod = format!("10.0.0.{}:8000", index % 3 + 1);
         sample.rung = Rung::Model;
         sample.model_id = "an-earlier-one".to_owned();
         body += &serde_json::to_string(&sample)?;
