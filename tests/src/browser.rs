@@ -119,7 +119,7 @@ impl Browser {
         let deadline = tokio::time::Instant::now() + within;
         while self.evaluate(expression).await? != Value::Bool(true) {
             if tokio::time::Instant::now() > deadline {
-                let text = self.evaluate("document.body.innerText").await?;
+                let text = self.evaluate("document.body.textContent").await?;
                 bail!("not within {within:?}: {expression}; the page says: {text}; {:?}", self.complaints);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

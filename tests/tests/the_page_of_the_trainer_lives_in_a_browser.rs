@@ -61,9 +61,9 @@ async fn it_shows_and_follows_what_the_trainer_knows_and_fits_on_a_phone() -> Re
         "document.querySelectorAll('#load tr').length > 2".to_owned(),
         "document.querySelectorAll('#pod tr').length > 2".to_owned(),
         "document.querySelectorAll('#versions tr').length > 1".to_owned(),
-        "document.querySelector('#fit').innerText.includes('published')".to_owned(),
-        "document.querySelector('#drift').innerText.length > 20".to_owned(),
-        "document.querySelector('#state').innerText === ''".to_owned(),
+        "document.querySelector('#fit').textContent.includes('published')".to_owned(),
+        "document.querySelector('#drift').textContent.length > 20".to_owned(),
+        "document.querySelector('#state').textContent === ''".to_owned(),
     ] {
         browser.wait_for(&shown, SOON).await?;
     }
@@ -86,6 +86,6 @@ async fn it_shows_and_follows_what_the_trainer_knows_and_fits_on_a_phone() -> Re
 
     // A trainer that goes is noticed.
     drop(trainer);
-    browser.wait_for("document.querySelector('#state').innerText === 'not connected'", SOON).await?;
+    browser.wait_for("document.querySelector('#state').textContent === 'not connected'", SOON).await?;
     Ok(())
 }
