@@ -72,7 +72,7 @@ pub fn all(traces: Option<&Path>) -> Result<Vec<Traffic>, TraceError> {
 pub fn synthetic(shape: Shape) -> Traffic {
     let (kv_tokens, requests_per_pod, pod_rate) = match shape {
         Shape::Churn => (400_000, 600, 1.05),
-        Shape::MultiTurn => (1_400_000, 500, 0.2),
+        Shape::MultiTurn => (1_400_000, 1500, 0.17),
         Shape::MooncakeLike => (128_000, 1500, 10.0),
         Shape::CodeLike => (400_000, 1000, 1.9),
         Shape::ChatLike => (400_000, 1200, 5.1),
