@@ -46,8 +46,6 @@ pub struct PodLoad {
     pub prefill_per_s: Work,
     /// Whether it is left alone for its failures.
     pub ejected: bool,
-    /// What all workers learned of its speed.
-    pub speed: SpeedSums,
     /// How far the model is off on it, by all workers.
     pub residual: Residual,
     /// What its cache keeps, by all workers.
@@ -82,6 +80,8 @@ pub struct LoadTable {
     index: KeyMap<usize>,
     keys: Vec<u64>,
     slots: Vec<Slot>,
+    /// What all workers learned of each pod's speed; empty when nobody asked.
+    speeds: Vec<SpeedSums>,
     expected_output_tokens: f32,
     /// The oldest of the pods' last scrapes: what ended before it is in none of them.
     oldest_scrape_us: Option<u64>,
@@ -89,9 +89,16 @@ pub struct LoadTable {
 
 impl LoadTable {
     /// Starts a table for these pods (key and time of the last scrape, in the order of the candidates) and a
-    /// request that is expected to produce so many tokens.
-    pub fn start(&mut self, pods: impl Iterator<Item = (u64, Option<u64>)>, expected_output_tokens: f32) {
+    /// request that is expected to produce so many tokens. Speeds are large and seldom needed: they are added up
+    /// only for `with_speeds`.
+    pub fn start(
+        &mut self,
+        pods: impl Iterator<Item = (u64, Option<u64>)>,
+        expected_output_tokens: f32,
+        with_speeds: bool,
+    ) {
         self.expected_output_tokens = expected_output_tokens;
+        self.speeds.clear();
         self.slots.clear();
         self.oldest_scrape_us = None;
         let mut same_pods = true;
@@ -110,6 +117,15 @@ impl LoadTable {
             self.index.clear();
             self.index.extend(self.keys.iter().copied().zip(0..));
         }
+        if with_speeds {
+            self.speeds.resize(self.slots.len(), SpeedSums::default());
+        }
+    }
+
+    /// What all workers learned of the pods' speeds, in their order.
+    #[must_use]
+    pub fn speeds(&self) -> &[SpeedSums] {
+        &self.speeds
     }
 
     fn slot(&mut self, pod_key: u64) -> Option<&mut Slot> {
@@ -158,7 +174,8 @@ impl LoadTable {
 
     /// Adds what one worker saw of a pod.
     pub fn add_activity(&mut self, pod_key: u64, activity: &Activity, now_us: u64) {
-        let Some(slot) = self.slot(pod_key) else { return };
+        let Some(&at) = self.index.get(&pod_key) else { return };
+        let Some(slot) = self.slots.get_mut(at) else { return };
         slot.load.arrivals_per_s += activity.arrivals.at(now_us);
         slot.load.prefill_per_s = slot.load.prefill_per_s.plus(Work {
             tokens: activity.prefill_tokens.at(now_us),
@@ -169,22 +186,25 @@ impl LoadTable {
         // stands still while it gets none.
         let known_us = slot.last_answer_us;
         slot.last_answer_us = known_us.max(activity.last_first_token_us);
-        let (mut speed, mut residual, mut survival) = (activity.speed, activity.residual, activity.survival);
-        let behind_us = known_us.saturating_sub(activity.last_first_token_us);
-        if behind_us > 0 {
-            let share = still_counts(behind_us);
-            speed.scale(share);
-            residual.age(share);
-            survival.answers *= share;
-        } else if known_us > 0 {
-            let share = still_counts(activity.last_first_token_us - known_us);
-            slot.load.speed.scale(share);
-            slot.load.residual.age(share);
-            slot.load.survival.answers *= share;
-        }
-        slot.load.speed.add(&speed);
+        let behind = still_counts(known_us.saturating_sub(activity.last_first_token_us));
+        let ahead = if known_us > 0 {
+            still_counts(activity.last_first_token_us.saturating_sub(known_us))
+        } else {
+            1.0
+        };
+        let (mut residual, mut survival) = (activity.residual, activity.survival);
+        residual.age(behind);
+        survival.answers *= behind;
+        slot.load.residual.age(ahead);
+        slot.load.survival.answers *= ahead;
         slot.load.residual.absorb(&residual);
         slot.load.survival.absorb(&survival);
+        if let Some(sums) = self.speeds.get_mut(at) {
+            let mut speed = activity.speed;
+            speed.scale(behind);
+            sums.scale(ahead);
+            sums.add(&speed);
+        }
         slot.last_first_token_us = slot.last_first_token_us.max(activity.last_first_token_us);
     }
 
@@ -222,7 +242,7 @@ mod tests {
     #[test]
     fn what_a_scrape_has_seen_is_told_from_what_it_cannot_know() {
         let mut table = LoadTable::default();
-        table.start([(1, Some(1_000))].into_iter(), 30.0);
+        table.start([(1, Some(1_000))].into_iter(), 30.0, true);
         table.add_entry(&entry(Phase::Decode, 500, 0));
         table.add_entry(&entry(Phase::Prefill, 1_500, 0));
         table.add_entry(&entry(Phase::Ended, 500, 1_200));
@@ -242,7 +262,7 @@ mod tests {
     #[test]
     fn the_head_of_the_queue_started_when_the_former_one_finished() {
         let mut table = LoadTable::default();
-        table.start([(1, None)].into_iter(), 30.0);
+        table.start([(1, None)].into_iter(), 30.0, true);
         table.add_entry(&entry(Phase::Prefill, 1_000, 0));
         table.add_entry(&entry(Phase::Prefill, 3_000, 0));
         table.add_activity(1, &Activity { last_first_token_us: 2_000, ..Activity::default() }, 7_000);
@@ -269,12 +289,12 @@ mod tests {
         let (idle, busy) = (learned(0.05, 1_000_000), learned(0.1, 301_000_000));
         for order in [[&idle, &busy], [&busy, &idle]] {
             let mut table = LoadTable::default();
-            table.start([(1, None)].into_iter(), 30.0);
+            table.start([(1, None)].into_iter(), 30.0, true);
             for activity in order {
                 table.add_activity(1, activity, 301_000_000);
             }
             let load = *table.finish(301_000_000).next().unwrap();
-            let (speed, _) = crate::speed::speeds(&[load.speed], &crate::speed::DEFAULT_SPEED);
+            let (speed, _) = crate::speed::speeds(table.speeds(), &crate::speed::DEFAULT_SPEED);
             let ms = speed.prefill.ttft_ms(Work { tokens: 2000.0, token2: 0.0 }, 12.0);
             assert!((ms - 220.0).abs() < 22.0, "{ms}");
             assert!(load.residual.factors(1).0 > 1.7, "{:?}", load.residual);
@@ -284,7 +304,7 @@ mod tests {
     #[test]
     fn entries_of_pods_that_left_are_skipped() {
         let mut table = LoadTable::default();
-        table.start([(2, None)].into_iter(), 30.0);
+        table.start([(2, None)].into_iter(), 30.0, true);
         table.add_entry(&entry(Phase::Prefill, 1_000, 0));
         assert_eq!(table.finish(2_000).next().unwrap().inflight_requests, 0.0);
     }

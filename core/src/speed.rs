@@ -18,9 +18,9 @@ use crate::codec::{Reader, Writer};
 use crate::num::{f32_of_f64, f64_of_u64};
 use crate::plane::PlaneSums;
 
-/// Share of the old that a new answer leaves: the last 60 answers of a pod or so count, those of all pods of a
-/// class together for the laws.
-const KEEP: f32 = 1.0 - 1.0 / 60.0;
+/// Share of the old that a new answer leaves: the last 30 answers of a pod or so count, so that one that slows down is
+/// noticed within 20; for the laws those of all pods of a class together.
+const KEEP: f32 = 1.0 - 1.0 / 30.0;
 
 /// The same from what is known of the other pods: after 300 answers elsewhere a third of it is left, so a pod
 /// that gets none is taken for a typical one again within some hundred requests, and tried.
@@ -275,4 +275,90 @@ pub fn speeds(pods: &[SpeedSums], belief: &PodSpeed) -> (PodSpeed, Vec<PodSpeed>
     };
     let each = ttft_factors.iter().zip(&tpot_factors).map(|(ttft, tpot)| speed(*ttft, *tpot)).collect();
     (speed(1.0, 1.0), each)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP_MS: f32 = 20.0;
+
+    fn work(i: u16) -> Work {
+        Work::of(f32::from(i % 7) * 500.0, 4000.0)
+    }
+
+    /// Answers that take `factor` times as long as the default speed says.
+    fn answer(sums: &mut SpeedSums, factor: f32, count: u16) {
+        for i in 0..count {
+            let ms = DEFAULT_SPEED.prefill.ttft_ms(work(i), STEP_MS) * factor;
+            sums.observe_ttft(&DEFAULT_SPEED, work(i), STEP_MS, ms);
+        }
+    }
+
+    fn pods(factors: &[f32]) -> Vec<SpeedSums> {
+        let pod = |factor: &f32| {
+            let mut sums = SpeedSums::default();
+            answer(&mut sums, *factor, 100);
+            sums
+        };
+        factors.iter().map(pod).collect()
+    }
+
+    /// How much longer a prompt takes on each than by the default speed.
+    fn seen(pods: &[SpeedSums]) -> Vec<f32> {
+        let of = |speed: &PodSpeed| speed.prefill.ttft_ms(work(4), STEP_MS);
+        let (_, each) = speeds(pods, &DEFAULT_SPEED);
+        each.iter().map(|speed| of(speed) / of(&DEFAULT_SPEED)).collect()
+    }
+
+    #[test]
+    fn a_pod_that_slows_down_by_two_is_noticed_within_20_answers() {
+        let mut pods = pods(&[1.0; 4]);
+        answer(&mut pods[2], 2.0, 20);
+        let seen = seen(&pods);
+        assert!(seen[2] > 1.3, "{seen:?}");
+        assert!([0, 1, 3].iter().all(|at: &usize| (seen[*at] - 1.0).abs() < 0.05), "{seen:?}");
+    }
+
+    #[test]
+    fn a_stall_moves_little_and_a_lasting_change_of_ten_all_the_way() {
+        let mut pods = pods(&[1.0; 4]);
+        pods[1].observe_ttft(&DEFAULT_SPEED, work(3), STEP_MS, 60_000.0);
+        assert!(seen(&pods)[1] < 1.15, "{:?}", seen(&pods));
+        for _ in 0..300 {
+            // What is expected follows, so no answer is a surprise for long.
+            let (_, each) = speeds(&pods, &DEFAULT_SPEED);
+            let ms = DEFAULT_SPEED.prefill.ttft_ms(work(3), STEP_MS) * 10.0;
+            pods[1].observe_ttft(&each[1], work(3), STEP_MS, ms);
+        }
+        assert!(seen(&pods)[1] > 8.0, "{:?}", seen(&pods));
+    }
+
+    #[test]
+    fn a_pod_that_was_slow_once_is_typical_again_after_a_thousand_answers_of_others() {
+        let mut pods = pods(&[1.0, 1.0, 1.0, 4.0]);
+        assert!(seen(&pods)[3] > 3.5, "{:?}", seen(&pods));
+        for _ in 0..3000 {
+            pods[3].fade();
+        }
+        assert!(seen(&pods)[3] < 1.5, "{:?}", seen(&pods));
+    }
+
+    #[test]
+    fn a_pod_without_answers_is_typical_and_one_alone_is_itself() {
+        let mut fast = pods(&[0.5, 0.5]);
+        fast.push(SpeedSums::default());
+        assert!((seen(&fast)[2] - 0.5).abs() < 0.05, "{:?}", seen(&fast));
+        assert!((seen(&pods(&[3.0]))[0] - 3.0).abs() < 0.1);
+        assert_eq!(speeds(&[], &DEFAULT_SPEED).0, DEFAULT_SPEED);
+    }
+
+    #[test]
+    fn attention_counts_what_a_token_looks_back_on() {
+        // All of 100: half of the pairs; the last 10 of 100: each looks back on some 95.
+        assert_eq!(Work::of(100.0, 100.0).token2, 5000.0);
+        assert_eq!(Work::of(10.0, 100.0).token2, 950.0);
+        // An engine that computed more than it was sent did not look back on less than nothing.
+        assert!(Work::of(200.0, 100.0).token2 > 0.0);
+    }
 }

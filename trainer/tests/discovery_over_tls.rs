@@ -7,11 +7,8 @@ use std::time::Duration;
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
 use envoy_types::pb::envoy::service::extension::v3::extension_config_discovery_service_client::ExtensionConfigDiscoveryServiceClient;
-use foretoken_trainer::fit::FitOptions;
-use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::{TYPE_URL, Template};
 use foretoken_trainer::serve::{Ready, ServeError, ServeOptions, serve};
-use foretoken_trainer::store::Bounds;
 use foretoken_trainer::tls::TlsOptions;
 use foretoken_trainer::xgb;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -76,26 +73,12 @@ impl Service {
             client_ca: client_ca.map(|ca| file("clients.pem", &ca.0.pem())),
         };
         let filter = br#"{"cluster":"pods","endpoints":{"addresses":["127.0.0.1:8000"]}}"#;
+        let template =
+            Template::new("foretoken".to_owned(), "vm".to_owned(), "/f.wasm".into(), filter).unwrap();
         let options = ServeOptions {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            xds_listen: "127.0.0.1:0".parse().unwrap(),
-            ecds_file: None,
-            template: Template::new("foretoken".to_owned(), "vm".to_owned(), "/f.wasm".into(), filter)
-                .unwrap(),
-            data_dir: dir.path().join("data"),
-            min_samples: 300,
-            refit_interval: Duration::from_secs(60),
-            token: String::new(),
-            hold: false,
-            bounds: Bounds::default(),
-            max_samples_per_s: 50_000,
-            fit: FitOptions::default(),
-            full_refit_interval: Duration::from_secs(600),
             publish_interval: Duration::ZERO,
-            model_limits: Limits::default(),
             tls: Some(tls),
-            #[cfg(feature = "kubernetes")]
-            kubernetes: None,
+            ..ServeOptions::new(template, dir.path().join("data"))
         };
         let (told, ready) = oneshot::channel();
         let (end, ended) = oneshot::channel::<()>();

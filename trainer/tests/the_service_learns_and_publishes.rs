@@ -18,7 +18,6 @@ use foretoken_trainer::fit::FitOptions;
 use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::{TYPE_URL, Template};
 use foretoken_trainer::serve::{Ready, ServeError, ServeOptions, serve};
-use foretoken_trainer::store::Bounds;
 use foretoken_trainer::{synthetic, xgb};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -55,25 +54,17 @@ impl Service {
             filter.as_bytes(),
         );
         let options = ServeOptions {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            xds_listen: "127.0.0.1:0".parse().unwrap(),
             ecds_file: Some(dir.join("ecds.json")),
-            template: template.unwrap(),
-            data_dir: dir.join("data"),
             min_samples: 300,
             refit_interval: Duration::from_millis(200),
             token: TOKEN.to_owned(),
             hold,
-            bounds: Bounds::default(),
             max_samples_per_s: 50_000,
             fit: FitOptions { max_rounds: 30, ..FitOptions::default() },
-            full_refit_interval: Duration::from_secs(600),
             publish_interval: Duration::ZERO,
             // A debug build takes many times as long as a release build.
             model_limits: Limits { row_us: 10_000.0, ..Limits::default() },
-            tls: None,
-            #[cfg(feature = "kubernetes")]
-            kubernetes: None,
+            ..ServeOptions::new(template.unwrap(), dir.join("data"))
         };
         let (told, ready) = oneshot::channel();
         let (end, ended) = oneshot::channel::<()>();

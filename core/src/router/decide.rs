@@ -7,18 +7,18 @@
 use std::sync::Arc;
 
 use super::Router;
+use super::candidates::{Candidate, Size};
 use crate::fallback::{Reason, Rung};
-use crate::features::{Feature, Row};
-use crate::fleet::{Pod, Served};
+use crate::features::Row;
 use crate::load::PodLoad;
 use crate::model::Prediction;
 use crate::policy::{Cost, Placing, cost, order, tpot_level};
 use crate::prefix::{PrefixMatch, Survival};
-use crate::prior::{Demand, Prior, prior};
+use crate::prior::{Demand, Prior};
 use crate::request::{LlmRequest, model_key};
 use crate::shed::{Place, Shed};
 use crate::slo::{Miss, Terms};
-use crate::speed::{PodSpeed, Work};
+use crate::speed::PodSpeed;
 
 /// Spread of the prior's own 90th percentile over its median. It only matters to latency targets; costs are made of
 /// medians.
@@ -94,37 +94,6 @@ pub struct Decision {
     pub shed: Option<Shed>,
 }
 
-/// How large a request is.
-struct Size {
-    prompt_tokens: f32,
-    block_tokens: f32,
-    expected_output_tokens: f32,
-}
-
-impl Size {
-    /// Tokens that it holds while it decodes, in the mean.
-    fn context_tokens(&self) -> f32 {
-        self.prompt_tokens + self.expected_output_tokens / 2.0
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Candidate {
-    at: usize,
-    load: PodLoad,
-    speed: PodSpeed,
-    demand: Demand,
-    prior: Prior,
-    uncached_tokens: f32,
-    seen: PrefixMatch,
-    /// Tokens that the request pushes out of its cache.
-    evicted_tokens: f32,
-}
-
-/// Share of the time to compute a token that it takes to load it from host memory: a PCIe 5.0 x16 link carries
-/// the 70B-class KV of some 100,000 tokens a second, where prefill makes some 10,000.
-const HOST_LOAD_SHARE: f32 = 0.1;
-
 /// What the model's TTFT and TPOT are multiplied by on this pod.
 fn corrections(load: &PodLoad, generation: u64) -> (f32, f32) {
     load.residual.factors(generation)
@@ -170,10 +139,11 @@ impl Router {
         if candidates.is_empty() {
             return Err(Reason::NoCandidates);
         }
-        self.fill_rows(&candidates, prompt_tokens, expected_output_tokens, model_key, now_us);
+        self.fill_rows(&candidates, &size, model_key, now_us);
         let (rung, reason) = self.predict(&candidates);
 
         let policy = &terms.weigh(&self.config.policy, &self.config.priority);
+        let reuse_share = self.reuse.share();
         let tpot_level = tpot_level(
             candidates.iter().zip(&self.scratch.predictions).map(|(one, said)| (&one.prior, said)),
         );
@@ -190,7 +160,7 @@ impl Router {
                     output_tokens: expected_output_tokens,
                     context_tokens: size.context_tokens(),
                     evicted_tokens: candidate.evicted_tokens,
-                    reuse_share: self.reuse.share(),
+                    reuse_share,
                 })
             })
             .collect();
@@ -278,197 +248,14 @@ impl Router {
     }
 
     fn judge(&self, terms: &Terms, candidates: &[Candidate], random: u64) -> Option<Shed> {
-        let scratch = &self.scratch;
-        let places = candidates.iter().zip(scratch.predictions.iter().zip(&scratch.rows)).map(
-            |(candidate, (prediction, row))| Place {
-                prediction,
-                load: &candidate.load,
-                speed: &candidate.speed,
-                prefill_share: candidate.prior.prefill_share,
-                has_others: row.get(Feature::ForeignRequests) > 0.0,
-            },
-        );
+        let places = candidates.iter().zip(&self.scratch.predictions).map(|(candidate, prediction)| Place {
+            prediction,
+            load: &candidate.load,
+            speed: &candidate.speed,
+            prefill_share: candidate.prior.prefill_share,
+            has_others: candidate.demand.foreign_requests > 0.0,
+        });
         crate::shed::judge(terms, places, &self.config.shed, random)
-    }
-
-    /// Load, speed and prior of every pod that serves the model, is healthy and is not ejected. A condition that
-    /// no pod meets is waived, the model's the last: a sick pod may answer, one without the model cannot. The
-    /// reason says which was.
-    fn candidates(
-        &mut self,
-        request: &LlmRequest,
-        model_key: u64,
-        size: &Size,
-        now_us: u64,
-    ) -> (Vec<Candidate>, Option<Reason>) {
-        let Size { prompt_tokens, block_tokens, expected_output_tokens } = *size;
-        let stale_after_ms = self.config.telemetry.stale_after_ms;
-        let scraped_us = |pod: &Pod| {
-            pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms)).map(|scrape| scrape.taken_us)
-        };
-        let table = &mut self.scratch.table;
-        table.start(self.fleet.pods().iter().map(|pod| (pod.key, scraped_us(pod))), expected_output_tokens);
-        for entry in self.ledger.entries() {
-            table.add_entry(entry);
-        }
-        for (key, activity) in self.ledger.activity() {
-            table.add_activity(key, activity, now_us);
-        }
-        for view in Self::live_peers(&self.peers, now_us) {
-            for entry in &view.entries {
-                table.add_entry(entry);
-            }
-            for (key, activity) in &view.activity {
-                table.add_activity(*key, activity, now_us);
-            }
-        }
-        let mut loads = core::mem::take(&mut self.scratch.loads);
-        loads.clear();
-        loads.extend(table.finish(now_us).copied());
-        let pods = self.fleet.pods();
-        self.ablation.apply(pods, &mut loads, expected_output_tokens, |pod| scraped_us(pod).is_some());
-        self.scratch.speeds.refresh(pods, &loads, now_us);
-        let has_model = |pod: &Pod| request.model.is_empty() || pod.may_serve(model_key);
-        // One that has not said yet what it serves comes before one that has said that it is not this.
-        let may_have_it = |pod: &Pod| pod.served == Served::Awaited;
-        let some_has_model = pods.iter().any(has_model);
-        let none_has_model = !some_has_model && !pods.iter().any(may_have_it);
-        let fits =
-            |pod: &Pod| none_has_model || if some_has_model { has_model(pod) } else { may_have_it(pod) };
-        let is_well = |pod: &Pod, load: &PodLoad| pod.healthy && !load.ejected;
-        let none_is_well = !pods.iter().zip(&loads).any(|(pod, load)| fits(pod) && is_well(pod, load));
-        let widened = if none_has_model {
-            Some(Reason::ModelNotServed)
-        } else {
-            none_is_well.then_some(Reason::NoneHealthy)
-        };
-        let mut guess = 1;
-        let found = self
-            .fleet
-            .pods()
-            .iter()
-            .zip(loads.iter().copied())
-            .enumerate()
-            .filter(|(_, (pod, load))| fits(pod) && (none_is_well || is_well(pod, load)))
-            .map(|(at, (pod, load))| {
-                let speed = self.scratch.speeds.of(at, pod);
-                let blocks = &request.prompt.blocks;
-                let mut seen = self.prefix.look(pod.key, blocks, block_tokens, &load.survival, &mut guess);
-                // Engines reuse whole blocks of their own, which may be larger than the index's.
-                let engine_block = pod.scrape.map_or(f32::NAN, |scrape| scrape.block_tokens);
-                if engine_block > block_tokens {
-                    seen.surviving_tokens = (seen.surviving_tokens / engine_block).floor() * engine_block;
-                }
-                // The last token is always computed: its logits are what the first output token is drawn from.
-                let uncached_tokens = (prompt_tokens - seen.surviving_tokens - seen.host_tokens).max(1.0);
-                let work = Work::of(uncached_tokens, prompt_tokens);
-                let work = Work { tokens: work.tokens + HOST_LOAD_SHARE * seen.host_tokens, ..work };
-                let scrape = pod.scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms));
-                let (foreign, waiting) = scrape.map_or((0.0, 0.0), |scrape| {
-                    let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
-                    let foreign = if foreign > 0.0 { foreign } else { 0.0 };
-                    (foreign, foreign.min(scrape.waiting_requests))
-                });
-                // The cache in use at the scrape, what waited then, what was sent since, and this request. Prefixes
-                // that requests share are there once.
-                let short_share = scrape.map_or(0.0, |scrape| {
-                    let waiting = scrape.waiting_requests * load.prefill_context_tokens
-                        / load.prefill_requests.max(1.0);
-                    let in_use = scrape.kv_usage * scrape.kv_capacity_tokens;
-                    let booked = load.context_tokens - load.unscraped_context_tokens - waiting;
-                    let once = (in_use / booked).clamp(0.05, 1.0);
-                    let more =
-                        waiting + load.unscraped_context_tokens + size.prompt_tokens + expected_output_tokens;
-                    let share = (in_use + more * once) / scrape.kv_capacity_tokens - 1.0;
-                    if share > 0.0 { share } else { 0.0 }
-                });
-                let demand = Demand {
-                    short_share,
-                    work,
-                    context_tokens: size.context_tokens(),
-                    foreign_requests: foreign,
-                    // Of strangers' prompts nothing is known: they are taken to be like this one.
-                    foreign_context_tokens: foreign * prompt_tokens,
-                    foreign_work: Work::of(prompt_tokens, prompt_tokens).share(waiting),
-                };
-                Candidate {
-                    at,
-                    load,
-                    speed,
-                    demand,
-                    prior: prior(&load, &speed, &demand),
-                    uncached_tokens,
-                    seen,
-                    evicted_tokens: (uncached_tokens + expected_output_tokens
-                        - self.prefix.room_tokens(pod.key))
-                    .max(0.0),
-                }
-            });
-        let mut candidates = core::mem::take(&mut self.scratch.candidates);
-        candidates.clear();
-        candidates.extend(found);
-        self.scratch.loads = loads;
-        (candidates, widened)
-    }
-
-    fn fill_rows(
-        &mut self,
-        candidates: &[Candidate],
-        prompt_tokens: f32,
-        expected_output_tokens: f32,
-        model_key: u64,
-        now_us: u64,
-    ) {
-        let stale_after_ms = self.config.telemetry.stale_after_ms;
-        self.scratch.rows.clear();
-        for candidate in candidates {
-            let Candidate { load, speed, prior, .. } = candidate;
-            let mut row = Row::default();
-            row.set(Feature::PromptTokens, prompt_tokens);
-            row.set(Feature::UncachedTokens, candidate.uncached_tokens);
-            row.set(Feature::CachedShare, 1.0 - candidate.uncached_tokens / prompt_tokens);
-            row.set(Feature::MatchedTokens, candidate.seen.matched_tokens);
-            row.set(Feature::SurvivingTokens, candidate.seen.surviving_tokens);
-            if candidate.seen.matched_tokens > 0.0 {
-                row.set(Feature::SurvivalProbability, candidate.seen.probability);
-            }
-            row.set(Feature::HostTokens, candidate.seen.host_tokens);
-            row.set(Feature::ExpectedOutputTokens, expected_output_tokens);
-            let pod = self.fleet.pods().get(candidate.at);
-            let scrape = pod.and_then(|pod| pod.scrape);
-            if let Some(scrape) = scrape {
-                row.set(Feature::TelemetryAgeMs, scrape.age_ms(now_us));
-            }
-            if let Some(scrape) = scrape.and_then(|scrape| scrape.fresh(now_us, stale_after_ms)) {
-                row.set(Feature::WaitingRequests, scrape.waiting_requests);
-                row.set(Feature::RunningRequests, scrape.running_requests);
-                row.set(Feature::KvUsage, scrape.kv_usage);
-                let foreign = scrape.waiting_requests + scrape.running_requests - load.scraped_requests;
-                row.set(Feature::RunningAdapters, scrape.running_adapters);
-                let base_model = pod.and_then(|pod| pod.lists_adapter(model_key)) == Some(false);
-                if scrape.running_adapters.is_finite() && !base_model {
-                    let active = scrape.adapters.contains(model_key);
-                    row.set(Feature::AdapterActive, if active { 1.0 } else { 0.0 });
-                }
-                row.set(Feature::ForeignRequests, if foreign < 0.0 { 0.0 } else { foreign });
-            }
-            row.set(Feature::InflightRequests, load.inflight_requests);
-            row.set(Feature::PrefillRequests, load.prefill_requests);
-            row.set(Feature::PrefillTokens, load.prefill.tokens);
-            row.set(Feature::DecodingRequests, load.decoding_requests);
-            row.set(Feature::DecodeTokensLeft, load.decode_left_tokens);
-            row.set(Feature::ContextTokens, load.context_tokens);
-            row.set(Feature::UnscrapedRequests, load.unscraped_requests);
-            row.set(Feature::HeadElapsedMs, load.head_elapsed_ms);
-            row.set(Feature::ArrivalsPerS, load.arrivals_per_s);
-            row.set(Feature::PrefillLoad, prior.prefill_share);
-            row.set(Feature::PrefillMsPerToken, speed.prefill.per_token_ms);
-            row.set(Feature::PriorQueueMs, prior.queue_ms);
-            row.set(Feature::PriorStepMs, prior.step_ms);
-            row.set(Feature::PriorTtftMs, prior.ttft_ms);
-            row.set(Feature::PriorTpotMs, prior.tpot_ms);
-            self.scratch.rows.push(row);
-        }
     }
 
     /// Fills the predictions by the highest rung that gives usable ones for every candidate, their 90th percentiles

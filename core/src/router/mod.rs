@@ -6,11 +6,12 @@
 //! [`Router::export`] and as the values that [`Router::dispatch`] and [`Router::end`] return.
 //!
 //! * `pods`: what the table of pods and the other workers' placements mean for the prefix index.
-//! * [`decide`]: rows, predictions, costs, order. `typical`: how fast pods are, and what an unknown one is taken for.
+//! * `candidates`: which pods may serve, and their rows. [`decide`]: predictions, costs, order. `typical`: how fast pods are, and what an unknown one is taken for.
 //! * [`ablation`]: what can be left out, for benches.
 //! * [`outcome`]: dispatch and everything that follows.
 
 pub mod ablation;
+mod candidates;
 pub mod decide;
 pub mod outcome;
 mod pods;
@@ -45,7 +46,7 @@ use crate::prefix::PrefixIndex;
 use crate::request::tokens::TokenEstimator;
 use crate::reuse::Reuse;
 use crate::telemetry::LoadReport;
-use decide::Candidate;
+use candidates::Candidate;
 use pods::PodMemory;
 use typical::Speeds;
 

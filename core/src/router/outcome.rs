@@ -420,19 +420,25 @@ impl Router {
         let Choice { key, speed, prior, demand, .. } = choice;
         // A wait for memory tells of others' answers, not of this pod's speed.
         let prompt_only = sample.streamed && prior.memory_ms <= 0.0;
-        if let Some(ttft_ms) = sample.ttft_ms.filter(|_| prompt_only) {
-            let work = prior.ahead.plus(Work::of(prefilled, prompt_tokens));
-            self.ledger.observe_speed(*key, |sums| sums.observe_ttft(speed, work, prior.step_ms, ttft_ms));
+        let (ttft_ms, tpot_ms) = (sample.ttft_ms.filter(|_| prompt_only), sample.tpot_ms.zip(company));
+        if ttft_ms.is_none() && tpot_ms.is_none() {
+            return;
         }
-        if let (Some(tpot_ms), Some(company)) = (sample.tpot_ms, company) {
-            let steps = f32_of_u64(u64::from(sample.output_tokens)) - 1.0;
-            // Prompts that were computed meanwhile stood in between. What only seems so leaves half at least.
-            let alone_ms = (tpot_ms - speed.prefill.work_ms(company.prefilled) / steps).max(tpot_ms / 2.0);
-            let requests = company.requests + demand.foreign_requests;
-            let context_tokens = company.context_tokens + demand.foreign_context_tokens;
-            self.ledger
-                .observe_speed(*key, |sums| sums.observe_tpot(speed, requests, context_tokens, alone_ms));
-        }
+        self.ledger.observe_speed(*key, |sums| {
+            if let Some(ttft_ms) = ttft_ms {
+                let work = prior.ahead.plus(Work::of(prefilled, prompt_tokens));
+                sums.observe_ttft(speed, work, prior.step_ms, ttft_ms);
+            }
+            if let Some((tpot_ms, company)) = tpot_ms {
+                let steps = f32_of_u64(u64::from(sample.output_tokens)) - 1.0;
+                // Prompts that were computed meanwhile stood in between. What only seems so leaves half at least.
+                let alone_ms =
+                    (tpot_ms - speed.prefill.work_ms(company.prefilled) / steps).max(tpot_ms / 2.0);
+                let requests = company.requests + demand.foreign_requests;
+                let context_tokens = company.context_tokens + demand.foreign_context_tokens;
+                sums.observe_tpot(speed, requests, context_tokens, alone_ms);
+            }
+        });
     }
 }
 

@@ -5,9 +5,8 @@
 //! rest of a decision, so they are worked out anew only now and then.
 
 use crate::fleet::Pod;
-use crate::load::PodLoad;
 use crate::num::{u32_of_f32, u32_of_usize};
-use crate::speed::{DEFAULT_SPEED, PodSpeed, speeds};
+use crate::speed::{DEFAULT_SPEED, PodSpeed, SpeedSums, speeds};
 
 /// How long the speeds stand…
 const KEPT_US: u64 = 5_000;
@@ -40,18 +39,19 @@ impl Default for Speeds {
 }
 
 impl Speeds {
-    /// Works the speeds out anew if they are old. `loads` are those of `pods`.
-    pub(super) fn refresh(&mut self, pods: &[Pod], loads: &[PodLoad], now_us: u64) {
-        let kept_us = KEPT_US + KEPT_US_PER_POD * u64::from(u32_of_usize(pods.len()));
-        if self.pods.len() == pods.len() && now_us.saturating_sub(self.at_us) < kept_us {
-            return;
-        }
+    /// Whether the speeds are old.
+    pub(super) fn is_due(&self, pods: usize, now_us: u64) -> bool {
+        let kept_us = KEPT_US + KEPT_US_PER_POD * u64::from(u32_of_usize(pods));
+        self.pods.len() != pods || now_us.saturating_sub(self.at_us) >= kept_us
+    }
+
+    /// Works the speeds out anew. `all` are the sums of `pods`.
+    pub(super) fn refresh(&mut self, pods: &[Pod], all: &[SpeedSums], now_us: u64) {
         self.at_us = now_us;
-        let all: Vec<_> = loads.iter().map(|load| load.speed).collect();
         let mut by_class: Vec<_> = pods.iter().map(class).zip(0_usize..).collect();
         by_class.sort_unstable();
         let one_class = by_class.first().map(|(class, _)| class) == by_class.last().map(|(class, _)| class);
-        let (fleet, each) = speeds(&all, &DEFAULT_SPEED);
+        let (fleet, each) = speeds(all, &DEFAULT_SPEED);
         self.fleet = fleet;
         self.pods.clear();
         self.pods.extend(pods.iter().zip(each).map(|(pod, speed)| (pod.key, speed)));
@@ -92,13 +92,13 @@ mod tests {
     use crate::speed::Work;
     use crate::telemetry::{Dialect, Scrape};
 
-    fn load(ms_per_token: f32) -> PodLoad {
-        let mut load = PodLoad::default();
+    fn sums(ms_per_token: f32) -> SpeedSums {
+        let mut sums = SpeedSums::default();
         for i in 0..40_u16 {
             let work = Work { tokens: f32::from(i % 9) * 300.0, token2: 0.0 };
-            load.speed.observe_ttft(&DEFAULT_SPEED, work, 12.0, 10.0 + ms_per_token * work.tokens);
+            sums.observe_ttft(&DEFAULT_SPEED, work, 12.0, 10.0 + ms_per_token * work.tokens);
         }
-        load
+        sums
     }
 
     #[test]
@@ -112,10 +112,10 @@ mod tests {
             let scrape = Scrape { kv_capacity_tokens: *kv_tokens, ..Scrape::unknown(Dialect::Vllm) };
             fleet.set_scrape(pod_key(&format!("10.0.0.{pod}:80")), &scrape, 1);
         }
-        let new = PodLoad::default;
-        let loads = [load(0.1), load(0.1), new(), load(0.4), new(), new()];
+        let new = SpeedSums::default;
+        let all = [sums(0.1), sums(0.1), new(), sums(0.4), new(), new()];
         let mut speeds = Speeds::default();
-        speeds.refresh(fleet.pods(), &loads, 1_000_000);
+        speeds.refresh(fleet.pods(), &all, 1_000_000);
         let long = Work { tokens: 2400.0, token2: 0.0 };
         let ms = |pod: usize| speeds.of(pod, &fleet.pods()[pod]).prefill.ttft_ms(long, 12.0);
         assert!((ms(2) / 250.0 - 1.0).abs() < 0.1, "{}", ms(2));
@@ -129,18 +129,18 @@ mod tests {
         let mut fleet = Fleet::default();
         fleet.set_members((0..5).map(|pod| (format!("10.0.0.{pod}:80"), true)));
         let noisy = |factor: f32, seed: u16| {
-            let mut load = PodLoad::default();
+            let mut sums = SpeedSums::default();
             for i in 0..60_u16 {
                 let noise = 0.8 + 0.4 * f32::from((i * 7 + seed * 13) % 11) / 10.0;
                 let (requests, context) = (f32::from(i % 13), f32::from(i % 7) * 3000.0);
                 let ms = (12.0 + 0.2 * requests + 4e-5 * context) * noise * factor;
-                load.speed.observe_tpot(&DEFAULT_SPEED, requests, context, ms);
+                sums.observe_tpot(&DEFAULT_SPEED, requests, context, ms);
             }
-            load
+            sums
         };
-        let step = |loads: &[PodLoad]| -> Vec<f32> {
+        let step = |all: &[SpeedSums]| -> Vec<f32> {
             let mut speeds = Speeds::default();
-            speeds.refresh(fleet.pods(), loads, 1_000_000);
+            speeds.refresh(fleet.pods(), all, 1_000_000);
             (0..5).map(|at| speeds.of(at, &fleet.pods()[at]).decode.step_ms(8.0, 9000.0)).collect()
         };
         let equal = step(&[noisy(1.0, 0), noisy(1.0, 1), noisy(1.0, 2), noisy(1.0, 3), noisy(1.0, 4)]);

@@ -16,39 +16,22 @@ pub mod taught;
 pub mod traffic;
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Result;
-use foretoken_trainer::fit::FitOptions;
 use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::Template;
 use foretoken_trainer::serve::ServeOptions;
-use foretoken_trainer::store::Bounds;
 
 /// A service with the defaults of `foretoken-trainer serve`, its data in `dir`.
 ///
 /// # Errors
 /// When the settings cannot be read.
 pub fn serve_options(dir: &Path) -> Result<ServeOptions> {
-    let unused = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     let filter = crate::envoy::filter_config()?.to_string();
+    let template = Template::new("foretoken".into(), "foretoken".into(), "f.wasm".into(), filter.as_bytes())?;
     Ok(ServeOptions {
-        listen: unused,
-        xds_listen: unused,
-        ecds_file: None,
-        template: Template::new("foretoken".into(), "foretoken".into(), "f.wasm".into(), filter.as_bytes())?,
-        data_dir: dir.to_owned(),
-        min_samples: foretoken_trainer::serve::MIN_SAMPLES as usize,
-        refit_interval: Duration::from_secs(foretoken_trainer::serve::REFIT_INTERVAL_S.into()),
-        token: String::new(),
-        hold: false,
-        bounds: Bounds::default(),
-        max_samples_per_s: u32::MAX,
-        fit: FitOptions::default(),
-        full_refit_interval: Duration::from_secs(foretoken_trainer::serve::FULL_REFIT_S.into()),
-        publish_interval: Duration::from_secs(foretoken_trainer::serve::PUBLISH_INTERVAL_S.into()),
+        // Times by this machine's clock are no part of a run on another one.
         model_limits: Limits { row_us: f64::INFINITY, ..Limits::default() },
-        tls: None,
-        kubernetes: None,
+        ..ServeOptions::new(template, dir.to_owned())
     })
 }

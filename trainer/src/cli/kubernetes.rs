@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use foretoken_trainer::publish::Template;
 use foretoken_trainer::publish::kubernetes::objects::{Gateway, largest_model};
-use foretoken_trainer::publish::kubernetes::{KubernetesOptions, Name};
+use foretoken_trainer::publish::kubernetes::{KubernetesOptions, Name, WAITS};
 
 /// Least room for a model that makes sense: a few small trees.
 const LEAST_MODEL_BYTES: usize = 16 << 10;
@@ -75,6 +75,7 @@ impl KubernetesArgs {
             gateway: self.gateway()?,
             interval: Duration::from_secs(self.kubernetes_interval_s.into()),
             force: self.kubernetes_force,
+            waits: WAITS,
         }))
     }
 

@@ -146,7 +146,9 @@ impl Serve {
         if self.window_samples < self.min_samples {
             bail!("--window-samples is below --min-samples: no fit could ever start; raise it");
         }
-        let mut packed_bytes = self.max_model_kib as usize * 1024;
+        let packed_bytes = self.max_model_kib as usize * 1024;
+        #[cfg(feature = "kubernetes")]
+        let mut packed_bytes = packed_bytes;
         #[cfg(feature = "kubernetes")]
         let kubernetes = self.kubernetes.options(&template, self.tls_cert.is_some(), &mut packed_bytes)?;
         let tls = self.tls_cert.zip(self.tls_key);

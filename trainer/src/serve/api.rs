@@ -308,26 +308,10 @@ mod tests {
 
     fn state(dir: &std::path::Path, max_samples_per_s: u32) -> Option<Arc<State>> {
         let xgboost = xgb::for_tests()?;
-        let any_port = "127.0.0.1:0".parse().unwrap();
         let options = ServeOptions {
-            listen: any_port,
-            xds_listen: any_port,
-            ecds_file: None,
-            template: template(),
-            data_dir: dir.to_owned(),
-            min_samples: 300,
-            refit_interval: Duration::from_secs(1),
-            token: String::new(),
-            hold: false,
-            bounds: crate::store::Bounds::default(),
             max_samples_per_s,
-            fit: crate::fit::FitOptions::default(),
-            full_refit_interval: Duration::from_secs(600),
             publish_interval: Duration::ZERO,
-            model_limits: crate::gate::Limits::default(),
-            tls: None,
-            #[cfg(feature = "kubernetes")]
-            kubernetes: None,
+            ..ServeOptions::new(template(), dir.to_owned())
         };
         Some(Arc::new(State::open(&options, xgboost, Clock::system()).unwrap()))
     }

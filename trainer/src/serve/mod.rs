@@ -98,6 +98,35 @@ pub struct ServeOptions {
     pub kubernetes: Option<KubernetesOptions>,
 }
 
+impl ServeOptions {
+    /// What `foretoken-trainer serve` does unless told otherwise, on any free ports of the loopback interface and
+    /// without a token.
+    #[must_use]
+    pub fn new(template: Template, data_dir: PathBuf) -> Self {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            listen: any_port,
+            xds_listen: any_port,
+            ecds_file: None,
+            template,
+            data_dir,
+            min_samples: MIN_SAMPLES as usize,
+            refit_interval: Duration::from_secs(REFIT_INTERVAL_S.into()),
+            token: String::new(),
+            hold: false,
+            bounds: Bounds::default(),
+            max_samples_per_s: u32::MAX,
+            fit: FitOptions::default(),
+            full_refit_interval: Duration::from_secs(FULL_REFIT_S.into()),
+            publish_interval: Duration::from_secs(PUBLISH_INTERVAL_S.into()),
+            model_limits: gate::Limits::default(),
+            tls: None,
+            #[cfg(feature = "kubernetes")]
+            kubernetes: None,
+        }
+    }
+}
+
 /// Why a service could not start or go on.
 #[derive(Debug, Error)]
 pub enum ServeError {

@@ -38,8 +38,8 @@ pub const FIELD_MANAGER: &str = "foretoken-trainer";
 /// How often an `EnvoyFilter`, which no publication changes, is applied again.
 pub const RESYNC: Duration = Duration::from_secs(600);
 
-/// First and longest wait after a failure.
-const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// First and longest wait after a failure, unless told otherwise.
+pub const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Longest wait that the API server may ask for.
 const LONGEST_ASKED: Duration = Duration::from_secs(600);
@@ -138,6 +138,8 @@ pub struct KubernetesOptions {
     pub interval: Duration,
     /// Take fields that others own.
     pub force: bool,
+    /// First and longest wait after a failure.
+    pub waits: (Duration, Duration),
 }
 
 /// One object and all that its task needs.
@@ -162,19 +164,6 @@ pub async fn follow(
     targets: &Arc<Targets>,
     metrics: &Arc<Metrics>,
 ) -> Result<(), Failure> {
-    follow_with(options, template, publications, stop, targets, metrics, WAITS).await
-}
-
-#[allow(clippy::too_many_arguments)]
-async fn follow_with(
-    options: &KubernetesOptions,
-    template: &Template,
-    publications: &watch::Receiver<Arc<Publication>>,
-    stop: &watch::Receiver<bool>,
-    targets: &Arc<Targets>,
-    metrics: &Arc<Metrics>,
-    waits: (Duration, Duration),
-) -> Result<(), Failure> {
     let server = Server::connect(options.kubeconfig.as_deref(), options.force).await?;
     let task = |kind, name: &Name| Task {
         kind,
@@ -182,7 +171,7 @@ async fn follow_with(
         server: server.clone(),
         targets: targets.clone(),
         metrics: metrics.clone(),
-        waits,
+        waits: options.waits,
     };
     for name in &options.wasm_plugins {
         let task = task(Kind::WasmPlugin, name);

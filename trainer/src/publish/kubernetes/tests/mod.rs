@@ -37,6 +37,7 @@ fn options(kubeconfig: PathBuf) -> KubernetesOptions {
         gateway: None,
         interval: Duration::from_millis(1),
         force: false,
+        waits: (Duration::from_millis(20), Duration::from_millis(100)),
     }
 }
 
@@ -45,9 +46,8 @@ impl Publishing {
         let first = Arc::new(template().publication(u64::from(model.is_some()), model));
         let (publications, stop) = (watch::Sender::new(first), watch::Sender::new(false));
         let (targets, metrics) = (Arc::new(Targets::default()), Arc::new(Metrics::new().unwrap()));
-        let waits = (Duration::from_millis(20), Duration::from_millis(100));
         let (subscribed, stopped) = (publications.subscribe(), stop.subscribe());
-        follow_with(options, &template(), &subscribed, &stopped, &targets, &metrics, waits).await.unwrap();
+        follow(options, &template(), &subscribed, &stopped, &targets, &metrics).await.unwrap();
         Self { publications, targets, metrics, stop }
     }
 
