@@ -48,16 +48,10 @@ const NAMES: [(&str, Name); 7] = [
     ("x-gateway-inference-objective", Name::ObjectiveAlias),
 ];
 
-/// Whether a header of this (lower-case) name is read here.
-#[must_use]
-pub fn is_asking(name: &[u8]) -> bool {
-    name_of(name).is_some()
-}
-
-fn name_of(name: &[u8]) -> Option<Name> {
+fn known(name: &[u8]) -> Option<(&'static str, Name)> {
     // All begin so, and most headers do not.
     name.strip_prefix(b"x-")?;
-    NAMES.iter().find(|(known, _)| known.as_bytes() == name).map(|(_, name)| *name)
+    NAMES.iter().find(|(known, _)| known.as_bytes() == name).copied()
 }
 
 /// One header's value, whatever number of times it came.
@@ -77,6 +71,15 @@ impl<T: PartialEq> Said<T> {
             (Self::Value(before), Some(value)) if *before == value => Self::Value(value),
             _ => Self::Nonsense(header),
         };
+    }
+
+    /// The value, or what could not be read and what that is counted as.
+    fn read(self, refusal: Refusal) -> (Option<T>, Option<Unreadable>) {
+        match self {
+            Self::Nothing => (None, None),
+            Self::Value(value) => (Some(value), None),
+            Self::Nonsense(header) => (None, Some(Unreadable { header, refusal })),
+        }
     }
 
     /// This, unless nothing was said.
@@ -124,10 +127,10 @@ fn read_objective(value: &[u8]) -> Option<String> {
 }
 
 impl Asked {
-    /// Takes a request header; those that ask for nothing change nothing. `name` is lower-case, as Envoy's are.
-    pub fn take(&mut self, name: &[u8], value: &[u8]) {
-        let Some(name) = name_of(name) else { return };
-        let header = NAMES.iter().find(|(_, known)| *known == name).map_or("", |(header, _)| *header);
+    /// Takes a request header and tells whether it is one that asks for anything. `name` is lower-case, as Envoy's
+    /// are.
+    pub fn take(&mut self, name: &[u8], value: &[u8]) -> bool {
+        let Some((header, name)) = known(name) else { return false };
         match name {
             Name::Ttft => self.ttft[0].take(read_ms(value), header),
             Name::TtftAlias => self.ttft[1].take(read_ms(value), header),
@@ -137,6 +140,7 @@ impl Asked {
             Name::Objective => self.objective[0].take(read_objective(value), header),
             Name::ObjectiveAlias => self.objective[1].take(read_objective(value), header),
         }
+        true
     }
 
     /// What holds for the request on this route. What could not be read is as if it had not been said, and is
@@ -150,35 +154,17 @@ impl Asked {
         if route.trust == Trust::None {
             return (Terms::of_route(route), None);
         }
-        let mut unreadable = None;
-        let mut read = |said: Said<f32>, refusal| match said {
-            Said::Nothing => None,
-            Said::Value(ms) => Some(ms),
-            Said::Nonsense(header) => {
-                unreadable.get_or_insert(Unreadable { header, refusal });
-                None
-            }
-        };
         let [canonical, alias] = self.ttft;
-        let ttft_ms = read(canonical.or(alias), Refusal::MalformedTtftTarget);
+        let (ttft_ms, no_ttft) = canonical.or(alias).read(Refusal::MalformedTtftTarget);
         let [canonical, alias] = self.tpot;
-        let tpot_ms = read(canonical.or(alias), Refusal::MalformedTpotTarget);
+        let (tpot_ms, no_tpot) = canonical.or(alias).read(Refusal::MalformedTpotTarget);
         let [canonical, alias] = self.objective;
-        let objective = match canonical.or(alias) {
-            Said::Value(name) => objectives.get(&name).copied(),
-            Said::Nothing => None,
-            Said::Nonsense(header) => {
-                unreadable.get_or_insert(Unreadable { header, refusal: Refusal::MalformedPriority });
-                None
-            }
-        };
-        let asked_priority = match self.priority {
-            Said::Value(priority) => Some(priority),
-            Said::Nothing => objective,
-            Said::Nonsense(header) => {
-                unreadable.get_or_insert(Unreadable { header, refusal: Refusal::MalformedPriority });
-                None
-            }
+        let (objective, no_objective) = canonical.or(alias).read(Refusal::MalformedPriority);
+        let (own_priority, no_priority) = self.priority.read(Refusal::MalformedPriority);
+        let unreadable = no_ttft.or(no_tpot).or(no_objective).or(no_priority);
+        let asked_priority = match (own_priority, no_priority) {
+            (None, None) => objective.and_then(|name| objectives.get(&name).copied()),
+            (own, _) => own,
         };
         let believed = route.trust == Trust::All;
         let priority = asked_priority
@@ -349,7 +335,7 @@ mod tests {
                 for ms in [terms.targets.ttft_ms, terms.targets.tpot_ms].into_iter().flatten() {
                     prop_assert!(ms > 0.0 && ms <= MAX_TARGET_MS);
                 }
-                prop_assert!(unreadable.is_none_or(|one| is_asking(one.header.as_bytes())));
+                prop_assert!(unreadable.is_none_or(|one| known(one.header.as_bytes()).is_some()));
             }
         }
 

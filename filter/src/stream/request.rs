@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use foretoken_core::asked::{Asked, is_asking};
+use foretoken_core::asked::Asked;
 use foretoken_core::config::{BodyMode, Malformed, PickForm, Trust};
 use foretoken_core::explain::explain;
 use foretoken_core::fallback::Reason;
@@ -73,8 +73,7 @@ fn read_head(packed: &[u8], pick_header: &str) -> Head {
                 // Envoy's names are lower-case ASCII.
                 head.to_remove.extend(core::str::from_utf8(name).ok().map(str::to_owned));
             }
-            _ if is_asking(name) => {
-                head.asked.take(name, value);
+            _ if head.asked.take(name, value) => {
                 head.asking.extend(core::str::from_utf8(name).ok().map(str::to_owned));
             }
             _ => {}
