@@ -8,8 +8,8 @@ use crate::fleet::Pod;
 use crate::num::{u32_of_f32, u32_of_usize};
 use crate::speed::{DEFAULT_SPEED, PodSpeed, SpeedSums, speeds};
 
-/// How long the speeds stand…
-const KEPT_US: u64 = 5_000;
+/// How long the speeds stand: a few answers move them by as many hundredths…
+const KEPT_US: u64 = 100_000;
 /// …and for each pod that they are worked out over.
 const KEPT_US_PER_POD: u64 = 500;
 
