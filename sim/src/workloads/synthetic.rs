@@ -66,6 +66,8 @@ const CHURN_GROUPS: u64 = 150;
 
 struct Conversation {
     id: u64,
+    /// Its own: what it says does not depend on when others are answered, so that policies get the same requests.
+    rng: StdRng,
     content: Content,
     turn: u64,
     turns_left: u32,
@@ -77,6 +79,7 @@ struct Conversation {
 pub struct Synthetic {
     shape: Shape,
     rate: f64,
+    seed: u64,
     left: usize,
     rng: StdRng,
     now_s: f64,
@@ -99,6 +102,13 @@ fn tokens(value: f64, low: u32, high: u32) -> u32 {
     (value.round() as u32).clamp(low, high)
 }
 
+/// A turn of `multi-turn`.
+fn turn_lengths(rng: &mut StdRng) -> (u32, u32) {
+    let input = tokens(log_normal(rng, 1500.0, 1200.0), 16, 8000);
+    let output = tokens(log_normal(rng, 800.0, 600.0), 8, 4000);
+    (input, output)
+}
+
 impl Synthetic {
     /// `count` requests (of `multi-turn`: turns, about) at `rate` a second.
     #[must_use]
@@ -106,6 +116,7 @@ impl Synthetic {
         Self {
             shape,
             rate: rate.max(1e-6),
+            seed,
             left: count,
             rng: StdRng::seed_from_u64(seed),
             now_s: 0.0,
@@ -193,23 +204,18 @@ impl Synthetic {
         let mut content = Content::default();
         content.push(1, shared);
         content.push(id << 16, own);
-        Conversation { id, content, turn: 0, turns_left: turns, context_tokens: 0, output_tokens: 0 }
+        let rng = StdRng::seed_from_u64((self.seed << 48) ^ id);
+        Conversation { id, rng, content, turn: 0, turns_left: turns, context_tokens: 0, output_tokens: 0 }
     }
 
     fn multi_turn(&mut self) -> Arrival {
         self.now_s += self.gap_s(self.rate / MEAN_TURNS);
         let own = self.rng.random_range(15_000..=100_000);
         let turns = Normal::new(MEAN_TURNS, 3.0).map_or(MEAN_TURNS, |law| law.sample(&mut self.rng));
-        let conversation = self.new_conversation(3000, own, tokens(turns, 2, 20));
-        let (input, output) = self.turn_lengths();
+        let mut conversation = self.new_conversation(3000, own, tokens(turns, 2, 20));
+        let (input, output) = turn_lengths(&mut conversation.rng);
         let request = self.turn(conversation, input, output);
         self.at(request)
-    }
-
-    fn turn_lengths(&mut self) -> (u32, u32) {
-        let input = tokens(log_normal(&mut self.rng, 1500.0, 1200.0), 16, 8000);
-        let output = tokens(log_normal(&mut self.rng, 800.0, 600.0), 8, 4000);
-        (input, output)
     }
 
     fn document_burst(&mut self) -> Arrival {
@@ -345,7 +351,7 @@ impl Workload for Synthetic {
     }
 
     fn follow_up(&mut self, ended: &Record, now_us: u64) -> Option<Arrival> {
-        let conversation = self.talking.remove(&ended.tag)?;
+        let mut conversation = self.talking.remove(&ended.tag)?;
         if self.shape == Shape::MooncakeLike {
             // It comes back, if it does, as an arrival of its own.
             if self.idle.len() >= 4000 {
@@ -358,7 +364,7 @@ impl Workload for Synthetic {
         if conversation.turns_left == 0 || !room {
             return None;
         }
-        let (input, output) = self.turn_lengths();
+        let (input, output) = turn_lengths(&mut conversation.rng);
         let request = self.turn(conversation, input, output);
         Some(Arrival { at_us: now_us, request })
     }
