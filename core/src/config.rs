@@ -298,6 +298,9 @@ impl Default for HealthConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
+    /// Weight of the request's own time to its first token, against its own decoding: while a client reads it does not
+    /// wait. Besides, it is what keeps queues short that E2E times in the mean would not mind.
+    pub ttft: f32,
     /// Weight of the delay to requests that the pod already holds.
     pub delay_to_others: f32,
     /// Weight of the queueing charge for requests that the pod will soon get.
@@ -313,6 +316,7 @@ pub struct PolicyConfig {
 impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
+            ttft: 4.0,
             delay_to_others: 1.0,
             delay_to_future: 2.0,
             evicted: 1.0,
@@ -444,6 +448,7 @@ impl Config {
             }
         }
         for (field, value, low, high, fix) in [
+            ("policy.ttft", self.policy.ttft, 0.0, 100.0, "use 0 to 100"),
             ("policy.delay_to_others", self.policy.delay_to_others, 0.0, 100.0, "use 0 to 100"),
             ("policy.delay_to_future", self.policy.delay_to_future, 0.0, 100.0, "use 0 to 100"),
             ("policy.evicted", self.policy.evicted, 0.0, 100.0, "use 0 to 100"),

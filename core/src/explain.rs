@@ -70,6 +70,7 @@ pub fn explain(decision: &Decision, decision_us: u64) -> String {
         corrected: [pick.corrected.0, pick.corrected.1],
         cost_ms: Cost {
             own_ms: round(pick.cost.own_ms),
+            ttft_ms: round(pick.cost.ttft_ms),
             others_ms: round(pick.cost.others_ms),
             future_ms: round(pick.cost.future_ms),
             evicted_ms: round(pick.cost.evicted_ms),

@@ -304,7 +304,7 @@ impl Fleet {
 }
 
 impl PodScrape {
-    fn of_page(scrape: &Scrape, taken_us: u64) -> Self {
+    pub(crate) fn of_page(scrape: &Scrape, taken_us: u64) -> Self {
         Self {
             taken_us,
             page_us: taken_us,

@@ -30,6 +30,8 @@ pub struct PodLoad {
     pub common_tokens: f32,
     /// Prompt and output tokens held.
     pub context_tokens: f32,
+    /// Of these, prompt tokens that the pod was expected to have when they were sent.
+    pub cached_tokens: f32,
     /// Requests sent since the pod's last scrape.
     pub unscraped_requests: f32,
     /// Tokens that those hold or will hold.
@@ -153,6 +155,7 @@ impl LoadTable {
         load.decode_left_tokens += entry.output_left_tokens();
         load.common_tokens += entry.output_left_tokens().min(own_tokens);
         load.context_tokens += entry.context_tokens();
+        load.cached_tokens += (entry.prompt_tokens - entry.prefill_tokens).max(0.0);
         if seen_by_scrape {
             load.scraped_requests += 1.0;
         } else {

@@ -21,6 +21,9 @@ pub struct Cost {
     /// Own completion: TTFT + expected output × TPOT.
     #[serde(rename = "own")]
     pub own_ms: f32,
+    /// Of that, the TTFT.
+    #[serde(rename = "ttft")]
+    pub ttft_ms: f32,
     /// Delay to the requests that the pod already holds.
     #[serde(rename = "others")]
     pub others_ms: f32,
@@ -33,10 +36,16 @@ pub struct Cost {
 }
 
 impl Cost {
+    /// Own completion, with the TTFT's weight.
+    #[must_use]
+    pub fn own_weighed_ms(&self, policy: &PolicyConfig) -> f32 {
+        self.own_ms + (policy.ttft - 1.0) * self.ttft_ms
+    }
+
     /// The weighted sum.
     #[must_use]
     pub fn total_ms(&self, policy: &PolicyConfig) -> f32 {
-        self.own_ms
+        self.own_weighed_ms(policy)
             + policy.delay_to_others * self.others_ms
             + policy.delay_to_future * self.future_ms
             + policy.evicted * self.evicted_ms
@@ -88,7 +97,8 @@ pub fn tpot_level<'a>(pods: impl Iterator<Item = (&'a Prior, &'a Prediction)>) -
 ///
 /// *Others*: each request that decodes there stands still while this one is prefilled, and every step of the
 /// common decode is longer by what this one adds to it. Requests waiting there were first and do not wait longer.
-/// *Future* (M/G/1): arrivals per ms × own prefill × (work ahead + own prefill) / (1 - prefill share).
+/// *Future*: arrivals per ms × (own prefill × (work ahead + own prefill) / (1 - prefill share), as in M/G/1, + own
+/// completion × what each that arrives until then waits longer for memory).
 /// *Evicted*: what is pushed out and asked for again is prefilled again, with everyone there standing still.
 #[must_use]
 pub fn cost(placing: &Placing<'_>) -> Cost {
@@ -97,12 +107,12 @@ pub fn cost(placing: &Placing<'_>) -> Cost {
     let added_ms = speed.decode.per_request_ms + speed.decode.per_context_token_ms * context_tokens;
     let others_ms = prior.prefill_ms * load.decoding_requests + added_ms * load.common_tokens;
     let share = prior.prefill_share.min(MAX_SHARE);
-    let future_ms =
-        load.arrivals_per_s / 1000.0 * prior.prefill_ms * (prior.queue_ms + prior.prefill_ms) / (1.0 - share);
+    let queueing_ms = prior.prefill_ms * (prior.queue_ms + prior.prefill_ms) / (1.0 - share);
+    let future_ms = load.arrivals_per_s / 1000.0 * (queueing_ms + own_ms * prior.crowding_ms);
     // A part of a prompt like this one, each token in its middle.
     let again = Work::of(1.0, context_tokens / 2.0).share(placing.evicted_tokens * placing.reuse_share);
     let evicted_ms = speed.prefill.work_ms(again) * (1.0 + load.decoding_requests);
-    Cost { own_ms, others_ms, future_ms, evicted_ms }
+    Cost { own_ms, ttft_ms, others_ms, future_ms, evicted_ms }
 }
 
 /// Candidates by cost, least first. Those within `tie_share` of the least cannot be told apart: one of them,
@@ -125,7 +135,7 @@ pub fn order(total_ms: &[f32], tie_share: f32, random: u64) -> Vec<usize> {
 mod tests {
     use super::*;
     use crate::prior::tests::SPEED;
-    use crate::prior::{Demand, prior};
+    use crate::prior::{Demand, Memory, prior};
 
     fn costs(load: &PodLoad, tokens: f32, output_tokens: f32, evicted_tokens: f32) -> Cost {
         let demand = Demand { work: Work::of(tokens, tokens), ..Demand::default() };
@@ -162,6 +172,44 @@ mod tests {
         let prefill = Work::of(3000.0, 3000.0);
         let cost = costs(&PodLoad { arrivals_per_s: 2.0, prefill, ..PodLoad::default() }, 1000.0, 1.0, 0.0);
         assert!((cost.future_ms - 0.002 * 100.0 * 400.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn a_first_token_weighs_more_than_those_that_follow() {
+        let cost = Cost { own_ms: 1000.0, ttft_ms: 300.0, others_ms: 50.0, ..Cost::default() };
+        let policy = PolicyConfig { ttft: 3.0, delay_to_others: 2.0, ..PolicyConfig::default() };
+        assert_eq!(cost.own_weighed_ms(&policy), 1600.0);
+        assert_eq!(cost.total_ms(&policy), 1700.0);
+    }
+
+    #[test]
+    fn filling_the_memory_costs_those_who_come_until_it_is_free_again() {
+        let load = PodLoad {
+            arrivals_per_s: 2.0,
+            inflight_requests: 10.0,
+            decode_left_tokens: 1000.0,
+            ..PodLoad::default()
+        };
+        let at = |in_use: f32| {
+            let demand = Demand { memory: Memory { in_use, need: 0.1 }, ..Demand::default() };
+            let prior = prior(&load, &SPEED, &demand);
+            cost(&Placing {
+                ttft_ms: 500.0,
+                tpot_ms: 15.0,
+                prior: &prior,
+                load: &load,
+                speed: &SPEED,
+                output_tokens: 100.0,
+                context_tokens: 0.0,
+                evicted_tokens: 0.0,
+                reuse_share: 0.0,
+            })
+            .future_ms
+        };
+        // Beyond the edge each of the 2 × 2 s that come waits for a tenth of 100 steps of 15 ms.
+        assert!((at(3.0) - 4.0 * 150.0).abs() < 5.0, "{}", at(3.0));
+        assert!(at(0.9) > 0.4 * at(3.0) && at(0.9) < at(3.0), "{}", at(0.9));
+        assert!(at(0.0) < 1e-3, "{}", at(0.0));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct Prior {
     pub ahead: Work,
     /// Time until requests there have ended that hold the memory which this one needs, in ms.
     pub memory_ms: f32,
+    /// Time for which each request like it that comes there after it waits longer for memory because of it, in ms.
+    pub crowding_ms: f32,
     /// The request's own prefill work, in ms; decoding beside it goes on.
     pub prefill_ms: f32,
     /// A decode step of what the pod holds, in ms.
@@ -48,15 +50,51 @@ pub struct Demand {
     pub foreign_context_tokens: f32,
     /// Prefill of those that wait.
     pub foreign_work: Work,
-    /// Share of what the running requests hold in the KV cache that must be free before this one fits in; 0 where it does,
-    /// or where it is not known.
-    pub short_share: f32,
+    /// What it takes of the KV cache.
+    pub memory: Memory,
+}
+
+/// A request beside what is in a KV cache, in shares of the cache's size. All 0 where the size is not known.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Memory {
+    /// In use, or asked for by requests that come before this one.
+    pub in_use: f32,
+    /// Asked for by this one.
+    pub need: f32,
+}
+
+impl Memory {
+    /// What must be freed before this request fits in.
+    fn short(&self) -> f32 {
+        (self.in_use + self.need - 1.0).clamp(0.0, 1.0)
+    }
+
+    /// By how much more the next request like this one will be short when this one is there, in the mean.
+    ///
+    /// What is in use by then is as uncertain as the number of requests that it consists of: if they come and go at
+    /// random, its square root.
+    fn crowding(&self) -> f32 {
+        let spread = (self.in_use * self.need).sqrt() * LOGISTIC;
+        let short = |beyond: f32| {
+            if spread > 0.0 { spread * softplus(beyond / spread) } else { beyond.max(0.0) }
+        };
+        let beyond = self.in_use + self.need - 1.0;
+        (short(beyond + self.need) - short(beyond)).max(0.0)
+    }
+}
+
+/// Scale of the logistic law over the standard deviation of the normal one that it stands for.
+const LOGISTIC: f32 = 0.55;
+
+/// ln(1 + e^x): the mean of max(0, x + noise) where the noise is logistic.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 /// The prior of a request on a pod with this load and speed.
 #[must_use]
 pub fn prior(load: &PodLoad, speed: &PodSpeed, demand: &Demand) -> Prior {
-    let Demand { work, context_tokens, foreign_requests, foreign_context_tokens, foreign_work, short_share } =
+    let Demand { work, context_tokens, foreign_requests, foreign_context_tokens, foreign_work, memory } =
         *demand;
     let requests = load.inflight_requests + foreign_requests;
     let held_tokens = load.context_tokens + foreign_context_tokens;
@@ -71,12 +109,14 @@ pub fn prior(load: &PodLoad, speed: &PodSpeed, demand: &Demand) -> Prior {
     let own_step_ms = speed.decode.step_ms(requests + 1.0, held_tokens + context_tokens);
     // Each request gives back all it holds when it ends; they end evenly over the time that they have left.
     let left_tokens = load.decode_left_tokens / load.inflight_requests.max(1.0);
-    let memory_ms = short_share.clamp(0.0, 1.0) * left_tokens * step_ms / (1.0 - prefill_share);
+    let turnover_ms = left_tokens * step_ms / (1.0 - prefill_share);
+    let memory_ms = memory.short() * turnover_ms;
     Prior {
         ttft_ms: speed.prefill.wait_steps * step_ms + queue_ms + memory_ms + time_ms(work),
         tpot_ms: own_step_ms / (1.0 - prefill_share),
         queue_ms,
         memory_ms,
+        crowding_ms: memory.crowding() * turnover_ms,
         ahead: left.plus(foreign_work),
         prefill_ms: speed.prefill.work_ms(work),
         step_ms,

@@ -149,17 +149,23 @@ impl Terms {
     }
 
     /// What each candidate costs with the chance of a miss there, in ms; `None` when there are no targets, so that
-    /// the cost alone decides. All slices are by candidate.
+    /// the cost alone decides. All slices are by candidate, the totals weighted by `policy`.
     #[must_use]
-    pub fn price(&self, predictions: &[Prediction], costs: &[Cost], total_ms: &[f32]) -> Option<Vec<f32>> {
+    pub fn price(
+        &self,
+        policy: &PolicyConfig,
+        predictions: &[Prediction],
+        costs: &[Cost],
+        total_ms: &[f32],
+    ) -> Option<Vec<f32>> {
         if !self.targets.any() {
             return None;
         }
         let priced = |((prediction, cost), total_ms): ((&Prediction, &Cost), &f32)| {
             let kept_ms = match self.policy {
                 SloPolicy::Balance => *total_ms,
-                SloPolicy::Pack => *total_ms - cost.own_ms,
-                SloPolicy::Spread => cost.own_ms,
+                SloPolicy::Pack => *total_ms - cost.own_weighed_ms(policy),
+                SloPolicy::Spread => cost.own_weighed_ms(policy),
             };
             kept_ms + self.miss_ms * miss_chance(prediction, self.targets)
         };

@@ -9,7 +9,7 @@ use crate::features::{Feature, Row};
 use crate::fleet::{Pod, PodScrape, Served};
 use crate::load::PodLoad;
 use crate::prefix::PrefixMatch;
-use crate::prior::{Demand, Prior, prior};
+use crate::prior::{Demand, Memory, Prior, prior};
 use crate::request::LlmRequest;
 use crate::speed::{PodSpeed, Work};
 
@@ -46,21 +46,29 @@ impl Size {
             // Of strangers' prompts nothing is known: they are taken to be like this one.
             foreign_context_tokens: foreign * self.prompt_tokens,
             foreign_work: whole.share(waiting),
-            short_share: scrape.map_or(0.0, |scrape| self.short_share(scrape, load)),
+            memory: scrape.and_then(|scrape| self.memory(uncached_tokens, scrape, load)).unwrap_or_default(),
         }
     }
 
-    /// Share of the pod's KV cache that is missing for this request to fit in beside what is there: what was in use
-    /// at the scrape, what waited then, and what was sent since.
-    fn short_share(&self, scrape: &PodScrape, load: &PodLoad) -> f32 {
+    /// The request beside what is in the pod's KV cache: what was in use at the scrape, what waited then, and what was
+    /// sent since. `None` where the page does not tell.
+    fn memory(&self, uncached_tokens: f32, scrape: &PodScrape, load: &PodLoad) -> Option<Memory> {
         let waiting = scrape.waiting_requests * load.prefill_context_tokens / load.prefill_requests.max(1.0);
         let in_use = scrape.kv_usage * scrape.kv_capacity_tokens;
-        // Prefixes that requests share are there once.
         let booked = load.context_tokens - load.unscraped_context_tokens - waiting;
+        // Prefixes that requests share are there once: of what they were expected to find there, this share is not
+        // in use by another.
+        let cached = booked * load.cached_tokens / load.context_tokens;
+        let alone = if cached > 0.0 { ((in_use - (booked - cached)) / cached).clamp(0.0, 1.0) } else { 1.0 };
         let once = if booked > 0.0 { (in_use / booked).clamp(LEAST_ONCE, 1.0) } else { 1.0 };
-        let more = waiting + load.unscraped_context_tokens + self.prompt_tokens + self.expected_output_tokens;
-        // `max` takes what is not known for none.
-        ((in_use + more * once) / scrape.kv_capacity_tokens - 1.0).max(0.0)
+        let need =
+            uncached_tokens + (self.prompt_tokens - uncached_tokens) * alone + self.expected_output_tokens;
+        let of_size = |tokens: f32| tokens / scrape.kv_capacity_tokens;
+        let memory = Memory {
+            in_use: of_size(in_use + (waiting + load.unscraped_context_tokens) * once),
+            need: of_size(need),
+        };
+        (memory.in_use.is_finite() && memory.need.is_finite()).then_some(memory)
     }
 }
 
@@ -239,5 +247,41 @@ impl Router {
             row.set(Feature::PriorTpotMs, prior.tpot_ms);
             self.scratch.rows.push(row);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::{Dialect, Scrape};
+
+    #[test]
+    fn a_prefix_that_others_use_takes_no_memory_again() {
+        let scrape = Scrape {
+            running_requests: 10.0,
+            waiting_requests: 0.0,
+            kv_usage: 0.18,
+            kv_capacity_tokens: 100_000.0,
+            ..Scrape::unknown(Dialect::Vllm)
+        };
+        let scrape = PodScrape::of_page(&scrape, 1);
+        // Ten requests of 6,000 shared tokens and 1,200 of their own: 18,000 tokens in all.
+        let load = PodLoad {
+            inflight_requests: 10.0,
+            context_tokens: 72_000.0,
+            cached_tokens: 60_000.0,
+            ..PodLoad::default()
+        };
+        let size = Size { prompt_tokens: 7000.0, block_tokens: 64.0, expected_output_tokens: 200.0 };
+        let need = |uncached_tokens: f32, load: &PodLoad| {
+            size.memory(uncached_tokens, &scrape, load).unwrap().need * 100_000.0
+        };
+        assert!((need(1000.0, &load) - 1800.0).abs() < 1.0, "{}", need(1000.0, &load));
+        assert!((need(7000.0, &load) - 7200.0).abs() < 1.0, "all of it where it is not");
+        // Conversations share nothing with each other.
+        let apart = PodLoad { context_tokens: 18_000.0, cached_tokens: 15_000.0, ..load };
+        assert!((need(1000.0, &apart) - 7200.0).abs() < 1.0, "{}", need(1000.0, &apart));
+        let silent = PodScrape { kv_usage: f32::NAN, ..scrape };
+        assert!(size.memory(1000.0, &silent, &load).is_none());
     }
 }

@@ -179,7 +179,8 @@ impl Router {
         };
         let random = self.next_random();
         let predicted = matches!(rung, Rung::Model | Rung::Prior);
-        let priced = if predicted { terms.price(&self.scratch.predictions, &costs, &totals) } else { None };
+        let priced =
+            if predicted { terms.price(policy, &self.scratch.predictions, &costs, &totals) } else { None };
         let ranked = order(priced.as_ref().unwrap_or(&totals), tie_share, random);
         let shed = if predicted { self.judge(terms, &candidates, random) } else { None };
         let choice = |at: usize| -> Option<Choice> {

@@ -23,8 +23,9 @@ fn price(terms: &Terms, pods: &[(f32, f32, f32)]) -> Vec<f32> {
         .iter()
         .map(|pod| Cost { own_ms: pod.0 + 100.0 * pod.1, others_ms: pod.2, ..Cost::default() })
         .collect();
+    let policy = PolicyConfig { ttft: 1.0, ..PolicyConfig::default() };
     let totals: Vec<f32> = costs.iter().map(|cost| cost.own_ms + cost.others_ms).collect();
-    terms.price(&predictions, &costs, &totals).unwrap()
+    terms.price(&policy, &predictions, &costs, &totals).unwrap()
 }
 
 fn first(prices: &[f32]) -> usize {
@@ -77,7 +78,9 @@ fn the_ninetieth_percentile_is_asked_more_than_the_median() {
 #[test]
 fn without_targets_nothing_is_priced_here() {
     let without = Terms { priority: -3, ..Terms::default() };
-    assert!(without.price(&[predicted(1.0, 1.0)], &[Cost::default()], &[1.0]).is_none());
+    assert!(
+        without.price(&PolicyConfig::default(), &[predicted(1.0, 1.0)], &[Cost::default()], &[1.0]).is_none()
+    );
 }
 
 #[test]
