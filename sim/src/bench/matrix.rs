@@ -12,7 +12,7 @@ use super::large;
 use super::plan::{Block, blocks};
 use super::policies::{FORETOKEN, Models};
 use super::pool::Pool;
-use super::summary::Summary;
+use super::summary::{Summary, middle};
 use super::traffic::Traffic;
 use crate::rivals::{ORACLES, RIVALS};
 
@@ -156,7 +156,9 @@ impl Matrix {
             let requests = count(traffic, pods, self.requests);
             // Models are of the rate they were fitted at; the search for it goes by the prior.
             let name = if policy == FORETOKEN { "foretoken-untrained" } else { policy };
-            let rate = sustained_rate(traffic, pods, pool, name, models, requests, 1)?;
+            let of_seed = |seed: &u64| sustained_rate(traffic, pods, pool, name, models, requests, *seed);
+            let found: Vec<f64> = self.seeds.iter().map(of_seed).collect::<Result<_, _>>()?;
+            let rate = middle(found).unwrap_or(0.0);
             Ok(Rate { workload: traffic.name.clone(), pods, pool, policy: policy.to_owned(), rate })
         })
     }

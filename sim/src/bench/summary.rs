@@ -129,7 +129,8 @@ pub fn median(cells: &[Cell], of: impl Fn(&Cell) -> f64) -> f64 {
     middle(cells.iter().map(of).collect()).unwrap_or(f64::NAN)
 }
 
-fn middle(mut values: Vec<f64>) -> Option<f64> {
+/// The lower median.
+pub(super) fn middle(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
