@@ -305,6 +305,9 @@ pub struct PolicyConfig {
     pub delay_to_others: f32,
     /// Weight of the queueing charge for requests that the pod will soon get.
     pub delay_to_future: f32,
+    /// Weight of the delay to those for want of memory. More than that to the future: where memory runs out, what
+    /// waits has lost its prefix by the time it runs, and computing that again makes others wait.
+    pub crowding: f32,
     /// Weight of the time to compute again what is evicted.
     pub evicted: f32,
     /// Output tokens assumed before any response of a model has been seen.
@@ -319,6 +322,7 @@ impl Default for PolicyConfig {
             ttft: 4.0,
             delay_to_others: 1.0,
             delay_to_future: 2.0,
+            crowding: 4.0,
             evicted: 1.0,
             default_output_tokens: 128.0,
             tie_share: 0.002,
@@ -451,6 +455,7 @@ impl Config {
             ("policy.ttft", self.policy.ttft, 0.0, 100.0, "use 0 to 100"),
             ("policy.delay_to_others", self.policy.delay_to_others, 0.0, 100.0, "use 0 to 100"),
             ("policy.delay_to_future", self.policy.delay_to_future, 0.0, 100.0, "use 0 to 100"),
+            ("policy.crowding", self.policy.crowding, 0.0, 100.0, "use 0 to 100"),
             ("policy.evicted", self.policy.evicted, 0.0, 100.0, "use 0 to 100"),
             ("policy.default_output_tokens", self.policy.default_output_tokens, 1.0, 1e6, "use 1 to 1000000"),
             ("policy.tie_share", self.policy.tie_share, 0.0, 0.5, "use 0 to 0.5"),

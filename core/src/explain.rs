@@ -73,6 +73,7 @@ pub fn explain(decision: &Decision, decision_us: u64) -> String {
             ttft_ms: round(pick.cost.ttft_ms),
             others_ms: round(pick.cost.others_ms),
             future_ms: round(pick.cost.future_ms),
+            crowding_ms: round(pick.cost.crowding_ms),
             evicted_ms: round(pick.cost.evicted_ms),
         },
         total_ms: round(pick.total_ms),

@@ -30,6 +30,9 @@ pub struct Cost {
     /// Delay to the requests that it will soon get.
     #[serde(rename = "future")]
     pub future_ms: f32,
+    /// Delay to those for want of memory: what it fills, they wait for.
+    #[serde(rename = "crowding")]
+    pub crowding_ms: f32,
     /// Time to compute again what it pushes out of the cache, as far as that is asked for again.
     #[serde(rename = "evicted")]
     pub evicted_ms: f32,
@@ -48,6 +51,7 @@ impl Cost {
         self.own_weighed_ms(policy)
             + policy.delay_to_others * self.others_ms
             + policy.delay_to_future * self.future_ms
+            + policy.crowding * self.crowding_ms
             + policy.evicted * self.evicted_ms
     }
 }
@@ -97,8 +101,8 @@ pub fn tpot_level<'a>(pods: impl Iterator<Item = (&'a Prior, &'a Prediction)>) -
 ///
 /// *Others*: each request that decodes there stands still while this one is prefilled, and every step of the
 /// common decode is longer by what this one adds to it. Requests waiting there were first and do not wait longer.
-/// *Future*: arrivals per ms × (own prefill × (work ahead + own prefill) / (1 - prefill share), as in M/G/1, + own
-/// completion × what each that arrives until then waits longer for memory).
+/// *Future* (M/G/1): arrivals per ms × own prefill × (work ahead + own prefill) / (1 - prefill share).
+/// *Crowding*: arrivals until it is done × what each waits longer for memory ([`Prior::crowding_ms`]).
 /// *Evicted*: what is pushed out and asked for again is prefilled again, with everyone there standing still.
 #[must_use]
 pub fn cost(placing: &Placing<'_>) -> Cost {
@@ -107,12 +111,13 @@ pub fn cost(placing: &Placing<'_>) -> Cost {
     let added_ms = speed.decode.per_request_ms + speed.decode.per_context_token_ms * context_tokens;
     let others_ms = prior.prefill_ms * load.decoding_requests + added_ms * load.common_tokens;
     let share = prior.prefill_share.min(MAX_SHARE);
-    let queueing_ms = prior.prefill_ms * (prior.queue_ms + prior.prefill_ms) / (1.0 - share);
-    let future_ms = load.arrivals_per_s / 1000.0 * (queueing_ms + own_ms * prior.crowding_ms);
+    let arrivals_per_ms = load.arrivals_per_s / 1000.0;
+    let future_ms = arrivals_per_ms * prior.prefill_ms * (prior.queue_ms + prior.prefill_ms) / (1.0 - share);
+    let crowding_ms = arrivals_per_ms * own_ms * prior.crowding_ms;
     // A part of a prompt like this one, each token in its middle.
     let again = Work::of(1.0, context_tokens / 2.0).share(placing.evicted_tokens * placing.reuse_share);
     let evicted_ms = speed.prefill.work_ms(again) * (1.0 + load.decoding_requests);
-    Cost { own_ms, ttft_ms, others_ms, future_ms, evicted_ms }
+    Cost { own_ms, ttft_ms, others_ms, future_ms, crowding_ms, evicted_ms }
 }
 
 /// Candidates by cost, least first. Those within `tie_share` of the least cannot be told apart: one of them,
@@ -204,7 +209,7 @@ mod tests {
                 evicted_tokens: 0.0,
                 reuse_share: 0.0,
             })
-            .future_ms
+            .crowding_ms
         };
         // Beyond the edge each of the 2 × 2 s that come waits for a tenth of 100 steps of 15 ms.
         assert!((at(3.0) - 4.0 * 150.0).abs() < 5.0, "{}", at(3.0));

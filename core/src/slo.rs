@@ -143,6 +143,7 @@ impl Terms {
         PolicyConfig {
             delay_to_others: policy.delay_to_others * weight,
             delay_to_future: policy.delay_to_future * weight,
+            crowding: policy.crowding * weight,
             evicted: policy.evicted * weight,
             ..policy.clone()
         }

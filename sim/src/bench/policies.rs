@@ -23,6 +23,7 @@ pub const ABLATIONS: [(&str, &str); 19] = [
     ("foretoken-no-eviction", "pods are taken to keep every block for ever"),
     ("foretoken-greedy", "own latency only: no delay to others, none to the future"),
     ("foretoken-no-others", "no charge for the delay to requests that the pod holds"),
+    ("foretoken-no-crowding", "no charge for filling a pod's memory"),
     ("foretoken-no-future", "no charge for the delay to requests that it will get"),
     ("foretoken-scrape-1s", "telemetry every second"),
     ("foretoken-scrape-5s", "telemetry every five seconds"),
@@ -61,11 +62,13 @@ pub fn foretoken_options(name: &str, seed: u64, config: &serde_json::Value) -> O
     let mut weights = |others: f64, future: f64| {
         options.config["policy"]["delay_to_others"] = others.into();
         options.config["policy"]["delay_to_future"] = future.into();
+        options.config["policy"]["crowding"] = future.into();
     };
     match name.strip_prefix("foretoken")? {
         "" | "-untrained" => {}
         "-greedy" => weights(0.0, 0.0),
         "-no-others" => options.config["policy"]["delay_to_others"] = 0.0.into(),
+        "-no-crowding" => options.config["policy"]["crowding"] = 0.0.into(),
         "-no-future" => options.config["policy"]["delay_to_future"] = 0.0.into(),
         "-scrape-1s" => options.scrape_interval_ms = 1000,
         "-scrape-50ms" => options.scrape_interval_ms = 50,
