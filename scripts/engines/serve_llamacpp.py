@@ -25,8 +25,8 @@ def parameters(args: argparse.Namespace) -> xllamacpp.CommonParams:
     params.n_parallel = args.slots
     # llama.cpp divides the context between its slots.
     params.n_ctx = args.context * args.slots
-    # Its prompt cache outside the slots would grow to gigabytes and blur what a slot holds.
-    params.cache_ram_mib = 0
+    # llama.cpp's own default is 8 GiB.
+    params.cache_ram_mib = args.prompt_cache_mib
     params.endpoint_metrics = True
     params.endpoint_slots = True
     params.cpuparams.n_threads = args.threads
@@ -42,6 +42,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="compute threads (default 1)")
     parser.add_argument("--slots", type=int, default=4, help="requests served at once (default 4)")
     parser.add_argument("--context", type=int, default=8192, help="context tokens of each slot (default 8192)")
+    parser.add_argument(
+        "--prompt-cache-mib",
+        type=int,
+        default=0,
+        help="memory for prompts whose slots were given away, MiB; without it a pod holds one prompt a slot (default 0)",
+    )
     parser.add_argument("--until-stdin-closes", action="store_true", help="end when standard input closes")
     args = parser.parse_args()
 

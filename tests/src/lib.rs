@@ -18,6 +18,7 @@
 //! * [`stepped`]: a pod of the newer APIs that sends an event when it is told to.
 //! * [`demo`]: three phases of one workload, measured and shown.
 //! * [`learning`]: how well and how soon the loop learns, in virtual time.
+//! * [`engines`]: the simulator held against real engines: the same requests, the same policies.
 //! * [`crash`]: a trainer that is killed while an Envoy serves.
 //! * [`wait`]: waiting for a condition, with a message that says what was seen last.
 
@@ -26,6 +27,7 @@ pub mod completion;
 pub mod crash;
 pub mod demo;
 pub mod dns;
+pub mod engines;
 pub mod envoy;
 pub mod http;
 pub mod learning;

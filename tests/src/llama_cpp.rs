@@ -25,6 +25,8 @@ pub struct Options {
     pub threads: u32,
     /// Requests served at once.
     pub slots: u32,
+    /// Memory for prompts whose slots were given away, MiB; without it a pod holds one prompt a slot.
+    pub prompt_cache_mib: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -49,6 +51,7 @@ impl LlamaCpp {
         command.arg(paths::root().join("scripts/engines/serve_llamacpp.py"));
         command.arg(paths::tiny_model(options.layers)?);
         command.args(["--threads", &options.threads.to_string(), "--slots", &options.slots.to_string()]);
+        command.args(["--prompt-cache-mib", &options.prompt_cache_mib.to_string()]);
         let mut process = Process::start(name, command, dir)?;
         let line = process.line(START).await?;
         let ready: Ready = serde_json::from_str(&line).with_context(|| format!("{name} said: {line}"))?;
@@ -59,6 +62,12 @@ impl LlamaCpp {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// The process, for its log or to kill it.

@@ -26,7 +26,7 @@ async fn a_model_learned_from_llama_cpp_answers_routes_llama_cpp_requests() -> R
     let dir = paths::run_dir("llama-cpp")?;
     let mut engines = Vec::new();
     for (index, layers) in [2, 2, 4].into_iter().enumerate() {
-        let options = llama_cpp::Options { layers, threads: 1, slots: 4 };
+        let options = llama_cpp::Options { layers, threads: 1, slots: 4, prompt_cache_mib: 0 };
         engines.push(LlamaCpp::start(&format!("llama-{index}"), options, &dir).await?);
     }
     let addresses: Vec<_> = engines.iter().map(LlamaCpp::address).collect();

@@ -104,8 +104,21 @@ impl Client {
 
     /// Posts a streaming request and reads the answer to its end, or until `timeout`.
     pub async fn send(&self, base_url: &str, path: &str, body: Vec<u8>, timeout: Duration) -> Outcome {
+        self.send_and_tell(base_url, path, body, timeout, || {}).await
+    }
+
+    /// The same; calls `at_first` when the first token has come, as a proxy would see it pass.
+    pub async fn send_and_tell(
+        &self,
+        base_url: &str,
+        path: &str,
+        body: Vec<u8>,
+        timeout: Duration,
+        at_first: impl FnOnce() + Send,
+    ) -> Outcome {
         let mut outcome = Outcome::default();
-        match tokio::time::timeout(timeout, self.exchange(base_url, path, body, &mut outcome)).await {
+        match tokio::time::timeout(timeout, self.exchange(base_url, path, body, at_first, &mut outcome)).await
+        {
             Ok(failure) => outcome.failure = failure,
             Err(_) => outcome.failure = Some("timeout".to_owned()),
         }
@@ -118,8 +131,10 @@ impl Client {
         base_url: &str,
         path: &str,
         body: Vec<u8>,
+        at_first: impl FnOnce() + Send,
         outcome: &mut Outcome,
     ) -> Option<String> {
+        let mut at_first = Some(at_first);
         let mut request = Request::post(format!("{base_url}{path}"))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "text/event-stream")
@@ -159,6 +174,9 @@ impl Client {
                         let now = sent.elapsed();
                         outcome.ttft.get_or_insert(now);
                         outcome.e2e = Some(now);
+                        if let Some(at_first) = at_first.take() {
+                            at_first();
+                        }
                     }
                 }
             }

@@ -44,7 +44,10 @@ pub struct Pods {
 }
 
 impl Pods {
-    pub(super) fn new(profiles: Vec<Profile>, seed: u64) -> Self {
+    /// Idle pods with empty caches, all in the pool. Where a policy routes to other pods than these (real ones),
+    /// they tell it how many there are and how large.
+    #[must_use]
+    pub fn new(profiles: Vec<Profile>, seed: u64) -> Self {
         let pods = profiles
             .into_iter()
             .zip(0_u64..)

@@ -28,7 +28,7 @@ impl Fleet {
             Engine::Llamacpp => {
                 let mut engines = Vec::new();
                 for (index, layers) in [2, 4].into_iter().cycle().take(count).enumerate() {
-                    let options = llama_cpp::Options { layers, threads: 1, slots: 4 };
+                    let options = llama_cpp::Options { layers, threads: 1, slots: 4, prompt_cache_mib: 0 };
                     engines.push(LlamaCpp::start(&format!("{phase}-pod-{index}"), options, dir).await?);
                 }
                 Ok(Self::LlamaCpp(engines))
