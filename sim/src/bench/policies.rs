@@ -16,7 +16,7 @@ pub const FORETOKEN: &str = "foretoken";
 const MOST_ENVOYS: usize = 256;
 
 /// What is taken away from it, one at a time.
-pub const ABLATIONS: [(&str, &str); 19] = [
+pub const ABLATIONS: [(&str, &str); 20] = [
     ("foretoken-untrained", "no model: the analytic prior decides"),
     ("foretoken-no-ledger", "what is in flight is known from scrapes alone"),
     ("foretoken-no-prefix", "no prefix index: prompts are told apart by their length alone"),
