@@ -93,7 +93,8 @@ async fn conversations_go_on_with_the_real_answers_and_hit_the_cache() {
 
 #[tokio::test]
 async fn a_slower_pod_gets_fewer_requests_by_least_request_and_as_many_in_turn() {
-    let slow = Profile { floor_ms: 12.0, ..quick_profile() };
+    // So much slower that it is the slower one on a machine that is busy with other things, too.
+    let slow = Profile { floor_ms: 60.0, ..quick_profile() };
     let mut shares = Vec::new();
     for balance in [Balance::RoundRobin, Balance::LeastRequest] {
         let (one, two) = (start(quick_profile()).await, start(slow.clone()).await);
