@@ -119,7 +119,8 @@ fn ratios(out: &mut String, report: &Report) {
         let Some(best) = ORACLES.iter().filter_map(|name| e2e_ms(name)).min_by(f64::total_cmp) else {
             continue;
         };
-        let names: Vec<&str> = std::iter::once(FORETOKEN).chain(RIVALS).chain(ORACLES).collect();
+        let names = std::iter::once(FORETOKEN).chain(RIVALS).chain(ORACLES);
+        let names: Vec<&str> = names.filter(|name| policies.contains_key(*name)).collect();
         let height = 20 + 16 * names.len();
         let _ = write!(
             out,
