@@ -7,6 +7,7 @@
 //! * [`virtual_time`]: that engine, routers and workloads as discrete events.
 //! * [`bench`]: all policies on all traffic, and the report.
 //! * [`calibrate`]: the step time fitted to published measurements.
+//! * [`lessons`]: samples of runs on many kinds of hardware, from which a model learns before there is traffic.
 //! * [`rivals`]: the routers that foretoken is measured against.
 //! * [`workloads`]: public traces and synthetic traffic for it.
 //! * [`tokenizer`], [`answer`]: what a token is here, and the text that a pod answers with.
@@ -23,6 +24,7 @@ pub mod answer;
 pub mod bench;
 pub mod calibrate;
 pub mod engine;
+pub mod lessons;
 pub mod load;
 pub mod pod;
 pub mod rivals;

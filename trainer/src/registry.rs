@@ -12,11 +12,12 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use foretoken_core::features::{COLUMNS, SCHEMA_ID};
-use foretoken_core::model::Model;
+use foretoken_core::features::{COLUMNS, Row, SCHEMA_ID};
+use foretoken_core::model::{Model, contract};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::gate::{self, Limits};
 use crate::half::HalfCard;
 
 /// Versions kept on disk, about a megabyte each.
@@ -77,6 +78,8 @@ pub enum Origin {
     RolledBack,
     /// The live error had worsened past the bound.
     RolledBackByItself,
+    /// Somebody sent its file: one to start with, or one that was fitted elsewhere.
+    Pushed,
 }
 
 /// The halves of a model.
@@ -142,6 +145,33 @@ pub struct Content {
     pub onnx: Vec<u8>,
     /// The boosters of TTFT and TPOT in UBJSON, as fitted.
     pub boosters: Option<[Vec<u8>; 2]>,
+}
+
+impl Content {
+    /// A model file of somebody's own. It has no boosters to go on from, and no sample of this trainer's is known to
+    /// it, so all that come judge it.
+    ///
+    /// # Errors
+    /// A sentence for people: why it cannot serve, or what of it is too much.
+    pub fn of_file(onnx: Vec<u8>, limits: &Limits) -> Result<Self, String> {
+        let model = Model::from_onnx_lean(&onnx).map_err(|error| error.to_string())?;
+        let (cost, too_much) = gate::cost(&onnx, &model, &[Row::default()], limits);
+        if !too_much.is_empty() {
+            return Err(too_much.join("; "));
+        }
+        let property = |key| model.card().get(key).unwrap_or_default();
+        let card = Version {
+            origin: Origin::Pushed,
+            cost: serde_json::to_value(cost).unwrap_or_default(),
+            ..Version::new(
+                &model.card().model_id,
+                (0, 0),
+                property(contract::KEY_SAMPLES).parse().unwrap_or(0),
+                serde_json::Value::Null,
+            )
+        };
+        Ok(Self { card, onnx, boosters: None })
+    }
 }
 
 impl Version {
@@ -232,6 +262,16 @@ impl Registry {
     pub fn boosters(&self, generation: u64) -> Option<[Vec<u8>; 2]> {
         let read = |target| fs::read(booster_path(&self.dir, generation, target)).ok();
         Some([read("ttft")?, read("tpot")?])
+    }
+
+    /// Adds a model file as the next version; a rollback goes to the one that serves now.
+    ///
+    /// # Errors
+    /// As [`Content::of_file`], and when it cannot be written.
+    pub fn push(&mut self, onnx: Vec<u8>, limits: &Limits) -> Result<&Version, String> {
+        let mut content = Content::of_file(onnx, limits)?;
+        content.card.parent = self.current.as_ref().map_or(0, |(version, _)| version.generation);
+        self.add(content).map_err(|error| error.to_string())
     }
 
     /// Adds a version of the next generation, durably, and makes it current.

@@ -254,6 +254,36 @@ fn versions_of_a_folder_are_listed_compared_and_published_again() {
     assert_eq!(trainer(&["versions"]).output().unwrap().status.code(), Some(2));
 }
 
+#[test]
+fn a_model_file_is_pushed_into_a_new_folder_and_what_is_none_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let push = |model: &Path, more: &[&str]| {
+        trainer(&["push"]).arg(model).arg("--data-dir").arg(&data).args(more).output().unwrap()
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let golden = root.join("models/golden/quantiles-depth-6/model.onnx");
+    let pushed = json(&push(&golden, &["--json"]));
+    assert_eq!((&pushed["generation"], &pushed["parent"]), (&1.into(), &0.into()));
+    assert_eq!((&pushed["origin"], &pushed["trained_through_ms"]), (&"pushed".into(), &0.into()));
+    assert!(!data.join("held").exists(), "a fit may replace it");
+
+    let bad = dir.path().join("bad.onnx");
+    std::fs::write(&bad, "not a model").unwrap();
+    let refused = push(&bad, &["--hold"]);
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && message.contains("bad.onnx"), "{message}");
+    assert!(!data.join("held").exists(), "nothing was pushed, so nothing is held");
+
+    let again = json(&push(&root.join("models/golden/squared-ms-depth-4/model.onnx"), &["--json", "--hold"]));
+    assert_eq!((&again["generation"], &again["parent"]), (&2.into(), &1.into()));
+    assert!(data.join("held").exists());
+    let registry = foretoken_trainer::registry::Registry::open(&data.join("models")).unwrap();
+    let (version, onnx) = registry.current().unwrap();
+    assert_eq!((version.generation, registry.before()), (2, Some(1)));
+    assert_eq!(onnx, std::fs::read(root.join("models/golden/squared-ms-depth-4/model.onnx")).unwrap());
+}
+
 #[cfg(not(feature = "s3"))]
 #[test]
 fn a_store_that_this_build_has_not_is_named_with_the_way_to_build_it() {

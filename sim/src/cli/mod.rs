@@ -6,6 +6,7 @@ mod load;
 mod pods;
 mod profiles;
 mod replay;
+mod samples;
 
 use std::process::ExitCode;
 
@@ -22,6 +23,7 @@ use clap::{Parser, Subcommand};
         foretoken-sim load --target http://127.0.0.1:10000 --workload demo --pods 4 --seconds 40 --json report.json\n  \
         foretoken-sim bench --quick --json bench.json --html bench.html\n  \
         foretoken-sim replay trace.csv --pods 8\n  \
+        foretoken-sim samples --drawn 70 --out samples.ndjson\n  \
         foretoken-sim profiles --json > profiles.json"
 )]
 pub(crate) struct Cli {
@@ -39,6 +41,8 @@ enum Command {
     Bench(Box<bench::Args>),
     /// Play a trace against policies in virtual time, and say which would have served it best.
     Replay(replay::Args),
+    /// Write the samples of runs in virtual time, for the trainer's `fit` and `eval`.
+    Samples(samples::Args),
     /// Fit the step time to published measurements, and say how well it fits.
     Calibrate(calibrate::Args),
     /// List the built-in hardware profiles and workloads.
@@ -52,6 +56,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Load(args) => runtime()?.block_on(load::run(args)),
         Command::Bench(args) => bench::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Samples(args) => samples::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Profiles(args) => profiles::run(&args),
     }

@@ -1,8 +1,9 @@
 //! How well and how soon the loop learns, in virtual time, and what crashes cost; `scripts/bench trainer` calls it.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use foretoken_tests::learning::{cold, drift};
 use foretoken_tests::{crash, paths};
@@ -34,6 +35,9 @@ enum Command {
         /// Only the runs with this text in their name.
         #[arg(long)]
         only: Option<String>,
+        /// Begin with this model instead of the prior.
+        #[arg(long, value_name = "FILE")]
+        start: Option<PathBuf>,
     },
     /// Half of the pods slow down by two; a sender lies.
     Drift,
@@ -60,8 +64,9 @@ fn bench(args: &Args) -> Result<()> {
     let xgboost = Xgboost::load(&paths::xgboost()?)?;
     let dir = tempfile::tempdir()?;
     let value = match &args.command {
-        Command::Cold { only } => {
-            let cold = cold::cold(&xgboost, dir.path(), args.seed, only.as_deref())?;
+        Command::Cold { only, start } => {
+            let start = start.as_ref().map(std::fs::read).transpose().context("cannot read the model")?;
+            let cold = cold::cold(&xgboost, dir.path(), args.seed, only.as_deref(), start.as_deref())?;
             if !args.json {
                 for run in &cold.runs {
                     println!(

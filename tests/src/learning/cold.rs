@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use foretoken_sim::engine::profile::Profile;
+use foretoken_sim::lessons::paced::{LEVELS, Paced, comings_and_goings, pod_rate};
 use foretoken_sim::virtual_time::{ForetokenOptions, Simulation};
 use foretoken_sim::workloads::Shape;
 use foretoken_trainer::serve::stepped::Stepped;
@@ -12,9 +13,8 @@ use foretoken_trainer::xgb::Xgboost;
 use serde::Serialize;
 
 use super::figures::{Errors, Seen};
-use super::serve_options;
 use super::taught::Taught;
-use super::traffic::{LEVELS, Paced, comings_and_goings, pod_rate, profile};
+use super::{profile, serve_options};
 
 /// Pods of a run, those that join late included.
 const PODS: usize = 8;
@@ -48,7 +48,7 @@ pub struct Run {
     pub models: usize,
     /// Samples that each learned from, and when it routed, s.
     pub pushes: Vec<(usize, f64)>,
-    /// The analytic prior, before the first model.
+    /// Before the first fit: the analytic prior, or the model to start with.
     pub prior: Errors,
     /// With 300 samples.
     pub n300: Errors,
@@ -85,11 +85,18 @@ fn between(seen: &[Seen], (from, to): (u64, u64)) -> impl Iterator<Item = &Seen>
     seen.iter().filter(move |one| (from..to).contains(&one.known))
 }
 
-/// Runs all of them, or only the first with this text in its name.
+/// Runs all of them, or only those with this text in their name; with `start`, an ONNX file, not from the prior but from
+/// that model, pushed before the first request.
 ///
 /// # Errors
 /// When something cannot be run.
-pub fn cold(xgboost: &Xgboost, dir: &Path, seed: u64, only: Option<&str>) -> Result<Cold> {
+pub fn cold(
+    xgboost: &Xgboost,
+    dir: &Path,
+    seed: u64,
+    only: Option<&str>,
+    start: Option<&[u8]>,
+) -> Result<Cold> {
     let mut runs = Vec::new();
     for (name, hardware, shape) in RUNS {
         if only.is_some_and(|only| !name.contains(only)) {
@@ -97,7 +104,7 @@ pub fn cold(xgboost: &Xgboost, dir: &Path, seed: u64, only: Option<&str>) -> Res
         }
         eprintln!("cold: {name}");
         let dir = dir.join(name.replace(' ', "-"));
-        runs.push(run(xgboost, &dir, name, hardware, shape, seed).with_context(|| name)?);
+        runs.push(run(xgboost, &dir, name, hardware, shape, seed, start).with_context(|| name)?);
     }
     let all = |part: (u64, u64)| Errors::of(runs.iter().flat_map(|run| between(&run.seen, part)));
     let worst = |of: fn(&Run) -> f64| runs.iter().map(of).fold(0.0, f64::max);
@@ -120,6 +127,7 @@ fn run(
     hardware: &[&str],
     shape: Shape,
     seed: u64,
+    start: Option<&[u8]>,
 ) -> Result<Run> {
     std::fs::create_dir_all(dir)?;
     let profiles: Vec<Profile> =
@@ -131,6 +139,9 @@ fn run(
     let length_s = REQUESTS as f64 / (full_rate * mean_level);
     let options = ForetokenOptions { workers: 2, seed, ..ForetokenOptions::default() };
     let trainer = Stepped::open(&serve_options(&dir.join("data"))?, xgboost.clone())?;
+    if let Some(onnx) = start {
+        trainer.push(onnx.to_vec()).map_err(anyhow::Error::msg)?;
+    }
     let mut taught = Taught::new(PODS, options, trainer)?;
     let mut workload = Paced::new(shape, full_rate, &LEVELS, REQUESTS, seed);
     Simulation::new(profiles, &mut taught, &mut workload, &mut (), seed)?
@@ -144,7 +155,7 @@ fn run(
         failed: taught.failed,
         models: taught.pushes.len(),
         pushes: taught.pushes.iter().map(|push| (push.samples, push.at_s)).collect(),
-        prior: Errors::of(seen.iter().filter(|one| one.generation == 0)),
+        prior: Errors::of(seen.iter().filter(|one| one.generation <= u64::from(start.is_some()))),
         n300: Errors::of(between(&seen, YOUNG)),
         n5000: Errors::of(between(&seen, GROWN)),
         all: Errors::of(late()),

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use foretoken_sim::lessons::paced::Paced;
 use foretoken_sim::virtual_time::{Change, ForetokenOptions, PoolChange, Simulation};
 use foretoken_sim::workloads::Shape;
 use foretoken_trainer::serve::stepped::Stepped;
@@ -11,9 +12,8 @@ use foretoken_trainer::xgb::Xgboost;
 use serde::Serialize;
 
 use super::figures::{Errors, Seen};
-use super::serve_options;
 use super::taught::{Poison, Push, Taught};
-use super::traffic::{Paced, profile};
+use super::{profile, serve_options};
 
 /// Requests a second.
 const RATE: f64 = 50.0;

@@ -2,7 +2,6 @@
 //! service on one virtual clock.
 //!
 //! * [`taught`]: a router whose samples go to a trainer and whose models come from it.
-//! * [`traffic`]: what is sent to which pods, at a load that changes.
 //! * [`cold`]: a deployment of which nothing is known. [`drift`]: hardware that slows down, and a sender that lies.
 //!
 //! Every error is that of a prediction as it was made when the request was routed, with all that core itself
@@ -13,11 +12,12 @@ pub mod cold;
 pub mod drift;
 pub mod figures;
 pub mod taught;
-pub mod traffic;
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use foretoken_sim::engine::profile::Profile;
+use foretoken_sim::lessons::hardware::in_virtual_blocks;
 use foretoken_trainer::gate::Limits;
 use foretoken_trainer::publish::Template;
 use foretoken_trainer::serve::ServeOptions;
@@ -34,4 +34,12 @@ pub fn serve_options(dir: &Path) -> Result<ServeOptions> {
         model_limits: Limits { row_us: f64::INFINITY, ..Limits::default() },
         ..ServeOptions::new(template, dir.to_owned())
     })
+}
+
+/// The built-in profile of this name with the blocks of virtual time.
+///
+/// # Errors
+/// When there is none.
+pub fn profile(name: &str) -> Result<Profile> {
+    Profile::built_in(name).map(in_virtual_blocks).with_context(|| format!("no profile {name}"))
 }

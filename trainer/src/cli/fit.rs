@@ -28,6 +28,10 @@ pub(super) struct Fit {
     /// Where the model goes.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Id of the model; made from the time unless given. With it the model says that it was made when its newest sample
+    /// was taken, so that the same samples give the same file.
+    #[arg(long, value_name = "ID")]
+    model_id: Option<String>,
     #[command(flatten)]
     fit: FitArgs,
     #[command(flatten)]
@@ -53,7 +57,11 @@ impl Fit {
             true
         });
         bar.finish_and_clear();
-        let fitted = fitted?;
+        let mut fitted = fitted?;
+        if let Some(model_id) = self.model_id {
+            fitted.model_id = model_id;
+            fitted.created_ms = fitted.window_ms.1;
+        }
         let held_out = examples.get(fitted.holdout.clone()).unwrap_or(&[]);
         let assembled = fitted.assemble(&xgboost, &examples)?;
         let verdict = judge(&fitted.judged, None, held_out);

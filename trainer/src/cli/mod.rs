@@ -21,7 +21,7 @@ use foretoken_trainer::xgb::{LIBRARY_IN_REPOSITORY, LIBRARY_VARIABLE, Xgboost};
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx\n  foretoken-trainer inspect model.onnx\n  foretoken-trainer versions --data-dir data\n  foretoken-trainer rollback --server http://127.0.0.1:9100\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
+    after_help = "Examples:\n  foretoken-trainer serve --filter-config foretoken.json --module foretoken.wasm --data-dir data\n  foretoken-trainer fit --samples data/samples/*.log --out model.onnx\n  foretoken-trainer inspect model.onnx\n  foretoken-trainer push models/starter.onnx --data-dir data\n  foretoken-trainer versions --data-dir data\n  foretoken-trainer rollback --server http://127.0.0.1:9100\n\nExit status: 0 done, 1 failed, 2 wrong usage. RUST_LOG sets what is logged to stderr (default info)."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -40,6 +40,7 @@ enum Command {
     Inspect(inspect::Inspect),
     Versions(versions::Versions),
     Show(versions::Show),
+    Push(versions::Push),
     Promote(versions::Promote),
     Rollback(versions::Rollback),
     Diff(versions::Diff),
@@ -61,6 +62,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Inspect(inspect) => inspect.run(),
         Command::Versions(versions) => versions.run(),
         Command::Show(show) => show.run(),
+        Command::Push(push) => push.run(),
         Command::Promote(promote) => promote.run(),
         Command::Rollback(rollback) => rollback.run(),
         Command::Diff(diff) => diff.run(),
@@ -94,6 +96,14 @@ struct FitArgs {
     /// Threads of XGBoost.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: u16,
+    /// Weight of the oldest sample, the newest has 1: less follows a change sooner, 1 forgets nothing.
+    #[arg(long, default_value_t = 0.25, value_parser = weight)]
+    oldest_weight: f32,
+}
+
+fn weight(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "a number above 0, at most 1".to_owned())
 }
 
 impl FitArgs {
@@ -102,6 +112,7 @@ impl FitArgs {
             max_rounds: self.max_rounds,
             max_depth: self.max_depth,
             threads: self.threads,
+            oldest_weight: self.oldest_weight,
             ..Default::default()
         }
     }

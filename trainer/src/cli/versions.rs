@@ -1,12 +1,14 @@
-//! `versions`, `show`, `promote`, `rollback`, `diff`: the published versions, of a running trainer or of its folder.
+//! `versions`, `show`, `push`, `promote`, `rollback`, `diff`: the published versions, of a running trainer or of its folder.
 //!
 //! Reading works beside a running trainer. Publishing through the folder is refused while one runs on it: it
 //! would not hear of it, and the next version would take the same generation.
 
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use foretoken_trainer::gate::Limits;
 use foretoken_trainer::registry::{self, Origin, Registry, Version};
 use foretoken_trainer::store;
 use http_body_util::{BodyExt, Full};
@@ -42,12 +44,16 @@ struct Source {
 
 impl Source {
     fn ask(&self, method: &Method, server: &str, path: &str) -> Result<Vec<u8>> {
+        self.send(method, server, path, Vec::new())
+    }
+
+    fn send(&self, method: &Method, server: &str, path: &str, body: Vec<u8>) -> Result<Vec<u8>> {
         let url = format!("{}{path}", server.trim_end_matches('/'));
         let request = Request::builder()
             .method(method)
             .uri(&url)
             .header("authorization", format!("Bearer {}", self.token))
-            .body(Full::<Bytes>::default())
+            .body(Full::new(Bytes::from(body)))
             .with_context(|| format!("{url} is not an address; give it as http://HOST:PORT"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -106,6 +112,30 @@ impl Source {
                 let generation = generation.context("there is no version to go back to")?;
                 let content = registry.again(generation, origin)?;
                 let version = registry.add(content)?.clone();
+                if hold {
+                    foretoken_trainer::serve::remember_held(&dir.join("held"), true);
+                }
+                Ok(version)
+            }
+            (None, None) => bail!("give --server or --data-dir"),
+        }
+    }
+
+    fn push(&self, onnx: Vec<u8>, hold: bool) -> Result<Version> {
+        match (&self.place.server, &self.place.data_dir) {
+            (Some(server), _) => {
+                let path = format!("/v1/models?hold={hold}");
+                Ok(serde_json::from_slice(&self.send(&Method::POST, server, &path, onnx)?)?)
+            }
+            (None, Some(dir)) => {
+                // It may be the folder of a trainer that has never run.
+                fs::create_dir_all(dir.join("samples"))
+                    .with_context(|| format!("cannot make {}", dir.display()))?;
+                let _lock = store::lock(&dir.join("samples")).context(
+                    "a running trainer would not hear of it; give --server with its address instead",
+                )?;
+                let mut registry = Registry::open(&dir.join("models"))?;
+                let version = registry.push(onnx, &Limits::default()).map_err(anyhow::Error::msg)?.clone();
                 if hold {
                     foretoken_trainer::serve::remember_held(&dir.join("held"), true);
                 }
@@ -236,6 +266,30 @@ impl Rollback {
     pub(super) fn run(self) -> Result<()> {
         let version = self.source.publish(None, Origin::RolledBack, !self.no_hold)?;
         self.source.print_published(&version, !self.no_hold);
+        Ok(())
+    }
+}
+
+/// Publish a model file: one to start with, or one that was fitted elsewhere.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  foretoken-trainer push models/starter.onnx --data-dir data\n  foretoken-trainer push mine.onnx --hold --server http://127.0.0.1:9100\n\nWithout --hold the next fit that is better replaces it."
+)]
+pub(super) struct Push {
+    /// The ONNX file.
+    model: PathBuf,
+    /// Let no fit replace it until POST /v1/release.
+    #[arg(long)]
+    hold: bool,
+    #[command(flatten)]
+    source: Source,
+}
+
+impl Push {
+    pub(super) fn run(self) -> Result<()> {
+        let onnx = fs::read(&self.model).with_context(|| format!("cannot read {}", self.model.display()))?;
+        let version = self.source.push(onnx, self.hold).with_context(|| self.model.display().to_string())?;
+        self.source.print_published(&version, self.hold);
         Ok(())
     }
 }

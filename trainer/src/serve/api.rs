@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, http};
+use foretoken_core::model::contract::MAX_FILE_BYTES;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -41,6 +42,7 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/v1/release", post(|state, headers| set_held(state, headers, false)))
         .route("/v1/versions", get(versions))
         .route("/v1/versions/{generation}", get(version))
+        .route("/v1/models", post(push))
         .route("/v1/promote", post(promote))
         .route("/v1/rollback", post(rollback))
         .route("/metrics", get(metrics))
@@ -262,6 +264,32 @@ async fn rollback(
     headers: HeaderMap,
 ) -> Response {
     publish_again(state, Again { generation: None, ..again }, Origin::RolledBack, &headers).await
+}
+
+/// Whether publishing is held after a push.
+#[derive(Debug, Deserialize)]
+struct Push {
+    #[serde(default)]
+    hold: bool,
+}
+
+async fn push(
+    FromState(state): FromState<Arc<State>>,
+    Query(Push { hold }): Query<Push>,
+    request: Request<Body>,
+) -> Response {
+    if let Some(refused) = unauthorized(&state, request.headers()) {
+        return refused;
+    }
+    let body = tokio::time::timeout(BODY_PATIENCE, to_bytes(request.into_body(), MAX_FILE_BYTES)).await;
+    let Ok(Ok(onnx)) = body else {
+        return refuse(StatusCode::BAD_REQUEST, "no model of at most 16 MiB has come");
+    };
+    match tokio::task::spawn_blocking(move || state.push(onnx.to_vec(), hold)).await {
+        Ok(Ok(version)) => Json(version).into_response(),
+        Ok(Err(error)) => refuse(StatusCode::UNPROCESSABLE_ENTITY, &error),
+        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the trainer is ending"),
+    }
 }
 
 async fn publish_again(state: Arc<State>, again: Again, origin: Origin, headers: &HeaderMap) -> Response {

@@ -365,6 +365,22 @@ impl State {
         version.ok_or_else(|| "nothing is published".to_owned())
     }
 
+    /// Publishes a model file; by default, fits replace it once they are better.
+    ///
+    /// # Errors
+    /// A sentence for people: why it cannot serve.
+    pub(crate) fn push(&self, onnx: Vec<u8>, hold: bool) -> Result<Version, String> {
+        let mut content = Content::of_file(onnx, &self.model_limits)?;
+        content.card.parent = self.registry().current().map_or(0, |(version, _)| version.generation);
+        if hold {
+            self.set_held(true);
+        }
+        *self.pending() = None;
+        learn::publish(self, content).map_err(|error| error.to_string())?;
+        let version = self.registry().current().map(|(version, _)| version.clone());
+        version.ok_or_else(|| "nothing is published".to_owned())
+    }
+
     async fn stopped(&self) {
         let mut stop = self.stop.subscribe();
         // An error means that the sender is gone: the end as well.

@@ -68,6 +68,14 @@ impl Stepped {
         appended.map_err(|error| ServeError::Store(error.cause))
     }
 
+    /// Publishes a model file, as `foretoken-trainer push` does.
+    ///
+    /// # Errors
+    /// A sentence for people: why it cannot serve.
+    pub fn push(&self, onnx: Vec<u8>) -> Result<Version, String> {
+        self.state.push(onnx, false)
+    }
+
     /// Does what is due: publishes what waits, looks at the live model, fits.
     pub fn step(&mut self) -> Step {
         learn::publish_pending(&self.state);

@@ -1,11 +1,10 @@
-//! What is sent to which pods: generators of the simulator at a rate that goes up and down, pods that come and go.
+//! What is sent to which pods: generators at a rate that goes up and down, pods that come and go.
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use foretoken_sim::engine::profile::Profile;
-use foretoken_sim::virtual_time::{Arrival, BLOCK_TOKENS, Change, PoolChange, Record, Workload};
-use foretoken_sim::workloads::{Shape, Synthetic};
+use crate::engine::profile::Profile;
+use crate::virtual_time::{Arrival, Change, PoolChange, Record, Workload};
+use crate::workloads::{Shape, Synthetic};
 
 /// How long each level of load lasts.
 const LEVEL_S: f64 = 15.0;
@@ -64,16 +63,6 @@ impl Workload for Paced {
     }
 }
 
-/// The built-in profile of this name with the blocks of virtual time.
-///
-/// # Errors
-/// When there is none.
-pub fn profile(name: &str) -> Result<Profile> {
-    let profile = Profile::built_in(name).with_context(|| format!("no profile {name}"))?;
-    let kv_blocks = profile.kv_blocks * profile.block_tokens / BLOCK_TOKENS;
-    Ok(Profile { kv_blocks, block_tokens: BLOCK_TOKENS, ..profile })
-}
-
 /// Requests a second that a pod of this profile sustains of a shape, about: the time that a request takes of a full
 /// batch's steps, without any help of caches.
 #[must_use]
@@ -128,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_faster_pod_sustains_more() {
-        let rate = |name: &str| pod_rate(Shape::ChatLike, &profile(name).unwrap(), 1);
+        let rate = |name: &str| pod_rate(Shape::ChatLike, &Profile::built_in(name).unwrap(), 1);
         assert!(rate("fast") > 1.5 * rate("slow"), "{} {}", rate("fast"), rate("slow"));
     }
 }
