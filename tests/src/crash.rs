@@ -23,6 +23,9 @@ use crate::{http, pods};
 const BATCH: usize = 64;
 const BATCHES: usize = 150;
 
+/// Samples that a fit learns from at most.
+const WINDOW: u32 = 2000;
+
 /// A kill comes within this after a start.
 const LIVES: Duration = Duration::from_millis(2500);
 
@@ -40,8 +43,10 @@ pub struct Crashes {
     pub promised: u64,
     /// Restarts after which the generation was lower than before.
     pub generation_went_back: u64,
-    /// Fits that had ended or models that had been published before a kill.
+    /// Fits that had ended before a kill, by what the trainer could still say.
     pub fits: u64,
+    /// Models that were published, as the last start found them.
+    pub published: u64,
     /// Models that Envoy applied over all runs.
     pub generations: u64,
     /// Requests that Envoy served meanwhile.
@@ -94,6 +99,9 @@ pub async fn crashes(runs: usize, seed: u64, dir: &Path) -> Result<Crashes> {
     let settings = trainer::Options {
         min_samples: 200,
         refit_interval_s: 1,
+        publish_interval_s: Some(0),
+        // Fits that end within a life, so that kills fall into publications, too.
+        window_samples: Some(WINDOW),
         listen: Some(ports),
         ..trainer::Options::new()?
     };
@@ -116,6 +124,7 @@ pub async fn crashes(runs: usize, seed: u64, dir: &Path) -> Result<Crashes> {
         let now = trainer.figure("generation").await?;
         figures.generation_went_back += u64::from(now < generation);
         if run == runs {
+            figures.published = now;
             break;
         }
         if envoy.is_none() {

@@ -23,6 +23,10 @@ pub struct Options {
     pub min_samples: u32,
     /// Seconds between two fits.
     pub refit_interval_s: u32,
+    /// Shortest time between two publications, seconds; its default where there is none.
+    pub publish_interval_s: Option<u32>,
+    /// Samples that a fit learns from at most; its default where there is none.
+    pub window_samples: Option<u32>,
     /// Whether it starts held: it ingests and fits, and publishes nothing.
     pub hold: bool,
     /// Which build of the filter it tells Envoy to load.
@@ -42,6 +46,8 @@ impl Options {
         Ok(Self {
             min_samples: 200,
             refit_interval_s: 2,
+            publish_interval_s: None,
+            window_samples: None,
             hold: false,
             flavour: Flavour::Default,
             filter: crate::envoy::filter_config()?,
@@ -83,6 +89,14 @@ impl Trainer {
         command.arg("--data-dir").arg(dir.join(format!("{name}-data")));
         command.args(["--min-samples", &options.min_samples.to_string()]);
         command.args(["--refit-interval-s", &options.refit_interval_s.to_string()]);
+        for (option, value) in [
+            ("--publish-interval-s", options.publish_interval_s),
+            ("--window-samples", options.window_samples),
+        ] {
+            if let Some(value) = value {
+                command.args([option, &value.to_string()]);
+            }
+        }
         command.arg("--xgboost-lib").arg(paths::xgboost()?);
         if options.hold {
             command.arg("--hold");

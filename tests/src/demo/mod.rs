@@ -85,6 +85,8 @@ pub async fn play(options: &Options) -> Result<DemoResult> {
         );
     }
     let learning = trainer::Options {
+        publish_interval_s: None,
+        window_samples: None,
         min_samples: u32::try_from(planned / 2).unwrap_or(u32::MAX).clamp(LEAST_SAMPLES, ENOUGH_SAMPLES),
         refit_interval_s: 5,
         hold: true,

@@ -96,6 +96,8 @@ impl Taught {
     /// # Errors
     /// When the settings are wrong.
     pub fn new(pods: usize, options: ForetokenOptions, trainer: Stepped) -> Result<Self> {
+        // Every decision is looked at.
+        let options = ForetokenOptions { shown: 1, ..options };
         let router = Foretoken::new(pods, options, None).context("settings of the router")?;
         let samples = &router.config().samples;
         let (batch_size, flush_us) = (samples.batch as usize, u64::from(samples.flush_ms) * 1000);
@@ -138,8 +140,11 @@ impl Taught {
     /// What went wrong on the way, if anything.
     ///
     /// # Errors
-    /// The first error.
+    /// The first error; that nothing was seen, too: errors over no requests would be none.
     pub fn finish(&mut self) -> Result<()> {
+        if self.seen.is_empty() && self.error.is_none() {
+            anyhow::bail!("no clean sample of a decision that was looked at, {} others", self.failed);
+        }
         self.error.take().map_or(Ok(()), Err)
     }
 
