@@ -31,7 +31,7 @@ def main():
     read = lambda name: json.loads((folder / name).read_text().strip().splitlines()[-1])
     scores, worse = {}, []
     for name in names:
-        result, by_load = read(f"{name}.eval"), None
+        result = read(f"{name}.eval")
         by_load = result["by_load"]
         entry = {"samples": result["samples"]}
         for target in ("ttft", "tpot"):

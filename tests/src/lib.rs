@@ -43,3 +43,22 @@ pub mod samples;
 pub mod stepped;
 pub mod trainer;
 pub mod wait;
+
+/// Does a program's work until it ends or somebody presses Ctrl-C, says what went wrong, and gives the status to exit with.
+pub async fn to_exit_code(
+    program: &str,
+    work: impl Future<Output = anyhow::Result<()>>,
+) -> std::process::ExitCode {
+    let outcome = tokio::select! {
+        outcome = work => outcome,
+        // Dropping the future ends all that it started.
+        _ = tokio::signal::ctrl_c() => return std::process::ExitCode::from(130),
+    };
+    match outcome {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: error: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

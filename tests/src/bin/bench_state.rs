@@ -44,18 +44,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = tokio::select! {
-        outcome = bench(&args) => outcome,
-        // Dropping the future ends all that it started.
-        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("foretoken-bench-state: error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    foretoken_tests::to_exit_code("foretoken-bench-state", bench(&args)).await
 }
 
 async fn bench(args: &Args) -> Result<()> {
