@@ -128,6 +128,13 @@ pub struct Model {
     program: Program,
 }
 
+/// Which outputs are evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    All,
+    Medians,
+}
+
 #[derive(Debug)]
 enum Program {
     /// One forest per output.
@@ -193,7 +200,18 @@ impl Model {
     /// row; a target of which the model has one quantile gets it for both. Allocates nothing beyond `out`
     /// for tree models.
     pub fn predict(&self, rows: &[Row], out: &mut Vec<Prediction>) {
-        self.evaluate(rows, out);
+        self.predict_wanted(rows, Wanted::All, out);
+    }
+
+    /// As [`Self::predict`], of tree models with medians alone, which is all that an order of pods needs and half of
+    /// the work: the other percentiles are NaN, and where a target's trees cross ([`Prediction::sort`]) the median is
+    /// the unsorted one. A target that has no median gets what it has.
+    pub fn predict_medians(&self, rows: &[Row], out: &mut Vec<Prediction>) {
+        self.predict_wanted(rows, Wanted::Medians, out);
+    }
+
+    fn predict_wanted(&self, rows: &[Row], wanted: Wanted, out: &mut Vec<Prediction>) {
+        self.evaluate_wanted(rows, wanted, out);
         for (row, prediction) in rows.iter().zip(out.iter_mut()) {
             for output in &self.outputs {
                 if output.unit == Unit::Ratio {
@@ -211,6 +229,12 @@ impl Model {
         }
     }
 
+    /// Whether it is a target's median, or what stands for it.
+    fn is_median(&self, output: Output) -> bool {
+        let is_lone = || self.outputs.iter().filter(|other| other.target == output.target).count() == 1;
+        output.quantile == Quantile::P50 || is_lone()
+    }
+
     /// A target with one quantile gets it for both: half an answer would send every request to the prior.
     fn fill_lone(&self, target: Target, out: &mut [Prediction]) {
         let mut of_target = self.outputs.iter().filter(|output| output.target == target);
@@ -226,10 +250,14 @@ impl Model {
     /// The graph's own numbers (ratios stay ratios), quantiles sorted: what is compared with XGBoost.
     /// An output that the model does not have is NaN.
     pub fn evaluate(&self, rows: &[Row], out: &mut Vec<Prediction>) {
+        self.evaluate_wanted(rows, Wanted::All, out);
+    }
+
+    fn evaluate_wanted(&self, rows: &[Row], wanted: Wanted, out: &mut Vec<Prediction>) {
         out.clear();
         out.resize(rows.len(), Prediction::UNKNOWN);
         match &self.program {
-            Program::Trees(forests) => self.evaluate_trees(forests, rows, out),
+            Program::Trees(forests) => self.evaluate_trees(forests, rows, wanted, out),
             #[cfg(feature = "tract")]
             Program::Graph(graph) => graph.evaluate(&self.outputs, rows, out),
         }
@@ -238,30 +266,39 @@ impl Model {
         }
     }
 
-    fn evaluate_trees(&self, forests: &[Forest], rows: &[Row], out: &mut [Prediction]) {
+    fn evaluate_trees(&self, forests: &[Forest], rows: &[Row], wanted: Wanted, out: &mut [Prediction]) {
         let whole = rows.len() / LANES * LANES;
         let (rows, tail) = rows.split_at_checked(whole).unwrap_or((rows, &[]));
         let (out, tail_out) = out.split_at_mut_checked(whole).unwrap_or((&mut [], &mut []));
         for (rows, out) in rows.chunks_exact(LANES).zip(out.chunks_exact_mut(LANES)) {
-            self.evaluate_block::<LANES>(forests, rows, out);
+            self.evaluate_block::<LANES>(forests, rows, wanted, out);
         }
         match tail.len() {
             // Lanes without a row cost as much as any: one or two rows are faster one by one.
             0..=2 => {
                 for (row, out) in tail.chunks_exact(1).zip(tail_out.chunks_exact_mut(1)) {
-                    self.evaluate_block::<1>(forests, row, out);
+                    self.evaluate_block::<1>(forests, row, wanted, out);
                 }
             }
-            3..=4 => self.evaluate_block::<4>(forests, tail, tail_out),
-            _ => self.evaluate_block::<LANES>(forests, tail, tail_out),
+            3..=4 => self.evaluate_block::<4>(forests, tail, wanted, tail_out),
+            _ => self.evaluate_block::<LANES>(forests, tail, wanted, tail_out),
         }
     }
 
     /// Up to `L` rows; lanes without a row are evaluated and dropped.
-    fn evaluate_block<const L: usize>(&self, forests: &[Forest], rows: &[Row], out: &mut [Prediction]) {
+    fn evaluate_block<const L: usize>(
+        &self,
+        forests: &[Forest],
+        rows: &[Row],
+        wanted: Wanted,
+        out: &mut [Prediction],
+    ) {
         let slices = rows.iter().map(|row| row.0.as_slice());
         let block = Block::<L>::load(slices.clone());
         for (output, forest) in self.outputs.iter().zip(forests) {
+            if wanted == Wanted::Medians && !self.is_median(*output) {
+                continue;
+            }
             let sums = forest.eval(&block, slices.clone());
             for (prediction, sum) in out.iter_mut().zip(sums) {
                 *prediction.slot(output.target, output.quantile) = sum;

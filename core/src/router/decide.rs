@@ -99,6 +99,22 @@ fn corrections(load: &PodLoad, generation: u64) -> (f32, f32) {
     load.residual.factors(generation)
 }
 
+/// Corrects what the model says of this pod.
+fn correct(prediction: &mut Prediction, load: &PodLoad, generation: u64) {
+    let (ttft, tpot) = corrections(load, generation);
+    prediction.ttft_ms_p50 *= ttft;
+    prediction.ttft_ms_p90 *= ttft;
+    prediction.tpot_ms_p50 *= tpot;
+    prediction.tpot_ms_p90 *= tpot;
+}
+
+/// Whose 90th percentiles are predicted. An order of pods needs them only where a request asks for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tails {
+    All,
+    OfChoices,
+}
+
 fn usable(value: f32) -> bool {
     value.is_finite() && value > 0.0
 }
@@ -140,7 +156,8 @@ impl Router {
             return Err(Reason::NoCandidates);
         }
         self.fill_rows(&candidates, &size, model_key, now_us);
-        let (rung, reason) = self.predict(&candidates);
+        let asks = terms.targets.any() || terms.is_sheddable() || self.lists_all;
+        let (rung, reason) = self.predict(&candidates, if asks { Tails::All } else { Tails::OfChoices });
 
         let policy = &terms.weigh(&self.config.policy, &self.config.priority);
         let reuse_share = self.reuse.share();
@@ -183,6 +200,10 @@ impl Router {
             if predicted { terms.price(policy, &self.scratch.predictions, &costs, &totals) } else { None };
         let ranked = order(priced.as_ref().unwrap_or(&totals), tie_share, random);
         let shed = if predicted { self.judge(terms, &candidates, random) } else { None };
+        let chosen = ranked.get(..count.min(ranked.len())).unwrap_or_default();
+        if rung == Rung::Model && !asks {
+            self.add_tails(&candidates, chosen);
+        }
         let choice = |at: usize| -> Option<Choice> {
             let (candidate, total_ms) = (candidates.get(at)?, *totals.get(at)?);
             let pod = self.fleet.pods().get(candidate.at)?;
@@ -206,7 +227,7 @@ impl Router {
                 },
             })
         };
-        let choices: Vec<Choice> = ranked.iter().take(count).filter_map(|at| choice(*at)).collect();
+        let choices: Vec<Choice> = chosen.iter().filter_map(|at| choice(*at)).collect();
         if choices.is_empty() {
             return Err(Reason::NoCandidates);
         }
@@ -261,25 +282,24 @@ impl Router {
 
     /// Fills the predictions by the highest rung that gives usable ones for every candidate, their 90th percentiles
     /// as answers of late would have it.
-    fn predict(&mut self, candidates: &[Candidate]) -> (Rung, Option<Reason>) {
-        let (rung, reason) = self.predict_by_rung(candidates);
+    fn predict(&mut self, candidates: &[Candidate], tails: Tails) -> (Rung, Option<Reason>) {
+        let (rung, reason) = self.predict_by_rung(candidates, tails);
         for (prediction, candidate) in self.scratch.predictions.iter_mut().zip(candidates) {
             self.coverage.correct(rung, candidate.load.prefill_requests, prediction);
         }
         (rung, reason)
     }
 
-    fn predict_by_rung(&mut self, candidates: &[Candidate]) -> (Rung, Option<Reason>) {
+    fn predict_by_rung(&mut self, candidates: &[Candidate], tails: Tails) -> (Rung, Option<Reason>) {
         let predictions = &mut self.scratch.predictions;
         let mut reason = Reason::NoModel;
         if let Some(model) = &self.model {
-            model.predict(&self.scratch.rows, predictions);
+            match tails {
+                Tails::All => model.predict(&self.scratch.rows, predictions),
+                Tails::OfChoices => model.predict_medians(&self.scratch.rows, predictions),
+            }
             for (prediction, candidate) in predictions.iter_mut().zip(candidates) {
-                let (ttft, tpot) = corrections(&candidate.load, self.generation);
-                prediction.ttft_ms_p50 *= ttft;
-                prediction.ttft_ms_p90 *= ttft;
-                prediction.tpot_ms_p50 *= tpot;
-                prediction.tpot_ms_p90 *= tpot;
+                correct(prediction, &candidate.load, self.generation);
             }
             let good = |one: &Prediction| usable(one.ttft_ms_p50) && usable(one.tpot_ms_p50);
             if predictions.len() == candidates.len() && predictions.iter().all(good) {
@@ -298,5 +318,23 @@ impl Router {
             return (Rung::Prior, Some(reason));
         }
         (Rung::LeastTokens, Some(Reason::PriorOutput))
+    }
+
+    /// The model's whole predictions for those that were chosen by their medians.
+    fn add_tails(&mut self, candidates: &[Candidate], chosen: &[usize]) {
+        let Some(model) = &self.model else { return };
+        let scratch = &mut self.scratch;
+        scratch.chosen_rows.clear();
+        scratch.chosen_rows.extend(chosen.iter().filter_map(|at| scratch.rows.get(*at)).copied());
+        model.predict(&scratch.chosen_rows, &mut scratch.chosen_predictions);
+        for (at, whole) in chosen.iter().zip(&scratch.chosen_predictions) {
+            if let (Some(candidate), Some(prediction)) =
+                (candidates.get(*at), scratch.predictions.get_mut(*at))
+            {
+                *prediction = *whole;
+                correct(prediction, &candidate.load, self.generation);
+                self.coverage.correct(Rung::Model, candidate.load.prefill_requests, prediction);
+            }
+        }
     }
 }

@@ -71,6 +71,8 @@ struct Scratch {
     candidates: Vec<Candidate>,
     rows: Vec<Row>,
     predictions: Vec<Prediction>,
+    chosen_rows: Vec<Row>,
+    chosen_predictions: Vec<Prediction>,
 }
 
 /// One VM's router.

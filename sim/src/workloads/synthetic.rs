@@ -13,7 +13,7 @@
 //! Rates are requests a second; of `multi-turn` that of its conversations' first turns times the mean number of
 //! turns.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -89,7 +89,7 @@ pub struct Synthetic {
     /// Conversations whose request is in the pool, by tag.
     talking: HashMap<u64, Conversation>,
     /// Conversations that may come back.
-    idle: Vec<Conversation>,
+    idle: VecDeque<Conversation>,
 }
 
 /// Log-normal with this mean and standard deviation.
@@ -123,7 +123,7 @@ impl Synthetic {
             serial: 0,
             burst: Vec::new(),
             talking: HashMap::new(),
-            idle: Vec::new(),
+            idle: VecDeque::new(),
         }
     }
 
@@ -255,8 +255,9 @@ impl Synthetic {
             // Whoever spoke recently is likelier to speak again.
             let back = (self.idle.len() as f64 * self.rng.random::<f64>().powi(3)) as usize;
             let at = self.idle.len() - 1 - back.min(self.idle.len() - 1);
-            let conversation = self.idle.remove(at);
-            if conversation.context_tokens < 14_000 {
+            if let Some(conversation) =
+                self.idle.remove(at).filter(|conversation| conversation.context_tokens < 14_000)
+            {
                 let input = tokens(log_normal(&mut self.rng, 350.0, 700.0), 4, 8000);
                 let request = self.turn(conversation, input, output);
                 return self.at(request);
@@ -355,9 +356,9 @@ impl Workload for Synthetic {
         if self.shape == Shape::MooncakeLike {
             // It comes back, if it does, as an arrival of its own.
             if self.idle.len() >= 4000 {
-                self.idle.remove(0);
+                self.idle.pop_front();
             }
-            self.idle.push(conversation);
+            self.idle.push_back(conversation);
             return None;
         }
         let room = conversation.context_tokens + 12_000 <= MAX_CONTEXT_TOKENS;
