@@ -79,7 +79,7 @@ pub struct PodScrape {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pod {
     /// `ip:port`.
-    pub address: String,
+    pub address: Arc<str>,
     /// [`pod_key`] of the address.
     pub key: u64,
     /// Whether Envoy holds it healthy.
@@ -160,7 +160,7 @@ impl Fleet {
             .take(MAX_PODS)
             .map(|(address, healthy)| Pod {
                 key: pod_key(&address),
-                address,
+                address: address.into(),
                 healthy,
                 restarts: 0,
                 scrape: None,
@@ -286,7 +286,7 @@ impl Fleet {
         let count = usize::from(input.u16()?).min(MAX_PODS);
         let mut pods = Vec::with_capacity(count);
         for _ in 0..count {
-            let address = input.short_text()?.to_owned();
+            let address: Arc<str> = input.short_text()?.into();
             let flags = input.u8()?;
             let served = match input.u16()? {
                 LIST_AWAITED => Served::Awaited,

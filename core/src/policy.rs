@@ -97,8 +97,24 @@ pub fn tpot_level<'a>(pods: impl Iterator<Item = (&'a Prior, &'a Prediction)>) -
     if count > 0.0 { (ln / count).exp() } else { 1.0 }
 }
 
+/// What the request's mean TPOT on a pod is of its first, as far as it depends on who is there now.
+///
+/// Each of them makes its steps longer only until that one ends. Who comes in their place goes where there is least to
+/// do by then, so a difference between pods that is made of requests wears off with these, and one that is made of
+/// hardware stays.
+fn lasting(placing: &Placing<'_>) -> f32 {
+    let Placing { prior, load, speed, output_tokens, .. } = *placing;
+    let requests = load.inflight_requests.max(1.0);
+    let each_ms = speed.decode.added_ms(load.context_tokens / requests);
+    let gone = load.inflight_requests - load.common_tokens / output_tokens;
+    let share = each_ms * gone / (prior.tpot_ms * (1.0 - prior.prefill_share));
+    // A request that is expected to produce nothing has no mean to speak of.
+    if share.is_finite() { 1.0 - share.clamp(0.0, 1.0) } else { 1.0 }
+}
+
 /// Cost of one placement.
 ///
+/// *Own*: TTFT + expected output × TPOT, as long as what makes it lasts (`lasting`).
 /// *Others*: each request that decodes there stands still while this one is prefilled, and every step of the
 /// common decode is longer by what this one adds to it. Requests waiting there were first and do not wait longer.
 /// *Future* (M/G/1): arrivals per ms × own prefill × (work ahead + own prefill) / (1 - prefill share).
@@ -107,8 +123,8 @@ pub fn tpot_level<'a>(pods: impl Iterator<Item = (&'a Prior, &'a Prediction)>) -
 #[must_use]
 pub fn cost(placing: &Placing<'_>) -> Cost {
     let Placing { ttft_ms, tpot_ms, prior, load, speed, output_tokens, context_tokens, .. } = *placing;
-    let own_ms = ttft_ms + output_tokens * tpot_ms;
-    let added_ms = speed.decode.per_request_ms + speed.decode.per_context_token_ms * context_tokens;
+    let own_ms = ttft_ms + output_tokens * tpot_ms * lasting(placing);
+    let added_ms = speed.decode.added_ms(context_tokens);
     let others_ms = prior.prefill_ms * load.decoding_requests + added_ms * load.common_tokens;
     let share = prior.prefill_share.min(MAX_SHARE);
     let arrivals_per_ms = load.arrivals_per_s / 1000.0;
@@ -166,7 +182,8 @@ mod tests {
             ..PodLoad::default()
         };
         let cost = costs(&load, 2000.0, 100.0, 0.0);
-        assert_eq!(cost.own_ms, 220.0 + 1500.0);
+        // Each of the ten is there for 50 of its 100 steps and takes 0.5 of the first one's 15.5 ms.
+        assert!((cost.own_ms - (220.0 + 1500.0 * (1.0 - 2.5 / 15.5))).abs() < 0.1, "{cost:?}");
         // 200 ms of prefill for each of ten, and 0.5 ms a step for ten over the 50 tokens they have left.
         assert_eq!(cost.others_ms, 2000.0 + 250.0);
         assert_eq!((cost.future_ms, cost.evicted_ms), (0.0, 0.0));
@@ -193,6 +210,7 @@ mod tests {
             arrivals_per_s: 2.0,
             inflight_requests: 10.0,
             decode_left_tokens: 1000.0,
+            common_tokens: 1000.0,
             ..PodLoad::default()
         };
         let at = |in_use: f32| {

@@ -90,6 +90,12 @@ impl Decode {
         self.base_ms + self.per_request_ms * requests + self.per_context_token_ms * context_tokens
     }
 
+    /// Ms that a request which holds so many tokens adds to a step.
+    #[must_use]
+    pub fn added_ms(&self, context_tokens: f32) -> f32 {
+        self.per_request_ms + self.per_context_token_ms * context_tokens
+    }
+
     fn law(self) -> [f32; 3] {
         [self.base_ms, self.per_request_ms, self.per_context_token_ms]
     }

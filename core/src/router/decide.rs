@@ -208,7 +208,7 @@ impl Router {
             let (candidate, total_ms) = (candidates.get(at)?, *totals.get(at)?);
             let pod = self.fleet.pods().get(candidate.at)?;
             Some(Choice {
-                address: pod.address.clone(),
+                address: pod.address.to_string(),
                 key: pod.key,
                 row: *self.scratch.rows.get(at)?,
                 prediction: *self.scratch.predictions.get(at)?,
@@ -233,7 +233,7 @@ impl Router {
         }
         let runner_up = ranked.get(1).and_then(|at| {
             let pod = self.fleet.pods().get(candidates.get(*at)?.at)?;
-            Some((pod.address.clone(), *totals.get(*at)?))
+            Some((pod.address.to_string(), *totals.get(*at)?))
         });
         let (model_id, generation) = match (&self.model, rung) {
             (Some(model), Rung::Model) => (Arc::from(model.card().model_id.as_str()), self.generation),

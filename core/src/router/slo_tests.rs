@@ -109,7 +109,7 @@ fn spread_takes_the_fastest_pod_in_time_and_pack_leaves_it_to_others() {
         router.end(&mut dispatch, &outcome, now_us + 1000).unwrap();
     }
     let mut fleet = Fleet::default();
-    fleet.set_members(router.fleet().pods().iter().map(|pod| (pod.address.clone(), pod.address != A)));
+    fleet.set_members(router.fleet().pods().iter().map(|pod| (pod.address.to_string(), *pod.address != *A)));
     let whole = router.fleet().clone();
     router.set_fleet(fleet);
     let asked = request(500, 16);

@@ -136,7 +136,7 @@ impl Poller {
     /// Starts from the table that the last holder left.
     #[must_use]
     pub fn resume(fleet: Fleet, random: u64) -> Self {
-        let members = fleet.pods().iter().map(|pod| (pod.address.clone(), pod.healthy)).collect();
+        let members = fleet.pods().iter().map(|pod| (pod.address.to_string(), pod.healthy)).collect();
         Self { fleet, members, random: random | 1, unsettled: true, ..Self::default() }
     }
 

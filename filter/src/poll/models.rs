@@ -106,7 +106,7 @@ impl ModelPolls {
             }
             left -= 1;
             poll.asked_us = Some(now_us);
-            out.push(Ask::Models { key: pod.key, address: pod.address.clone() });
+            out.push(Ask::Models { key: pod.key, address: pod.address.to_string() });
         }
     }
 
@@ -144,7 +144,7 @@ impl ModelPolls {
         match &problem {
             None => poll.complained = false,
             Some(problem) if served.is_some() && !core::mem::replace(&mut poll.complained, true) => {
-                let address = fleet.find(key).map_or("", |pod| pod.address.as_str());
+                let address = fleet.find(key).map_or("", |pod| &pod.address);
                 log::info!(
                     "pod {address}: no list of models from {}: {problem}; it may get requests for any model. This is said once until there is one",
                     config.models.path

@@ -92,7 +92,7 @@ impl Poller {
             let on_time = due_us + gap_us / 2 > now_us;
             let late_us = if on_time { now_us - due_us } else { share(&mut self.random, gap_us / 2) };
             poll.planned_us = now_us - late_us;
-            asks.push(Ask::Page { key, address: pod.address.clone() });
+            asks.push(Ask::Page { key, address: pod.address.to_string() });
         }
     }
 
