@@ -3,7 +3,8 @@
 //! 1. `least_request`: Envoy's own policy, the filter not in the path.
 //! 2. `foretoken_prior`: the filter without a model; the trainer listens and learns, and is held.
 //! 3. `foretoken_trained`: the trainer is released, its model is pushed into the running Envoy, and once
-//!    every worker runs it the same workload is played again; newer models follow while it runs.
+//!    every worker runs it the same workload is played again; newer models follow while it runs. Where the gate let
+//!    no model pass, more traffic like that of the second phase comes between, and is not counted.
 //!
 //! Each phase has fresh pods (empty caches) and a fresh Envoy (nothing known about the pods); only the
 //! trainer lives on, so what the third phase has more than the second is the model. Requests are the same
@@ -22,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use foretoken_sim::load::Workload;
 use foretoken_sim::load::script::{outlines, planned_requests};
 
-use crate::envoy::{self, Flavour};
+use crate::envoy::{self, Envoy, Flavour};
 use crate::paths;
 use crate::trainer::{self, Trainer};
 use fleet::Fleet;
@@ -33,8 +34,10 @@ pub use table::table;
 
 /// Envoy's worker threads: two, so that sharing between them is part of what is shown.
 const WORKERS: u32 = 2;
-/// The trainer's first fit may still be running when the second phase ends.
-const FIRST_MODEL: Duration = Duration::from_secs(60);
+/// The trainer's last fit may still be running, or be due, when the second phase ends.
+const LAST_FIT: Duration = Duration::from_secs(15);
+/// How often more traffic is sent when no model has passed the gate.
+const MORE_TRAFFIC: u64 = 4;
 /// From the trainer's push to every worker running it.
 const APPLY: Duration = Duration::from_secs(30);
 
@@ -118,11 +121,11 @@ pub async fn play(options: &Options) -> Result<DemoResult> {
         envoy_options.workers = WORKERS;
         envoy_options.trainer = Some(trainer.addresses());
         envoy_options.one_request_per_connection = options.engine == Engine::Llamacpp;
-        let envoy = envoy::Envoy::start(router.name(), &envoy_options, &dir).await?;
+        let envoy = Envoy::start(router.name(), &envoy_options, &dir).await?;
         envoy.wait_for_pods(fleet.len(), APPLY).await?;
         if router == Router::Trained {
             trainer.release().await?;
-            let generation = trainer.wait_for_generation(1, FIRST_MODEL).await?;
+            let generation = trainer.wait_for_generation(1, APPLY).await?;
             envoy.wait_for_generation(generation, APPLY).await?;
             let status = trainer.status().await?;
             tell::line(&format!(
@@ -142,6 +145,9 @@ pub async fn play(options: &Options) -> Result<DemoResult> {
             decision_us = DecisionUs { p50, p99 };
         }
         check(router, &stats)?;
+        if router == Router::Prior {
+            first_model(&trainer, &envoy, &workload, options).await?;
+        }
         envoy_version = envoy.version().await?;
         phases.push(played.result);
     }
@@ -158,6 +164,30 @@ pub async fn play(options: &Options) -> Result<DemoResult> {
         seconds: options.seconds,
         seed: options.seed,
     })
+}
+
+/// Waits until the trainer has published a model, and holds it again.
+///
+/// The gate takes no model that is worse than the prior anywhere, and of a few hundred requests some kinds are so few
+/// that luck decides. Then it takes more of them.
+async fn first_model(trainer: &Trainer, envoy: &Envoy, workload: &Workload, options: &Options) -> Result<()> {
+    for round in 0.. {
+        trainer.release().await?;
+        let published = trainer.wait_for_generation(1, LAST_FIT).await;
+        trainer.hold().await?;
+        match published {
+            Ok(_) => break,
+            Err(error) if round == MORE_TRAFFIC => {
+                return Err(error.context(
+                    "no model was good enough to be published; raise --seconds, so that there is more to learn from",
+                ));
+            }
+            Err(_) => tell::line("no model was better than the prior everywhere: more traffic, to learn from alone"),
+        }
+        let more = Options { seed: options.seed + round + 1, ..options.clone() };
+        phase::play(Router::Prior, envoy, workload, &more).await?;
+    }
+    Ok(())
 }
 
 /// A phase in which the filter did not do what the phase is about must not be shown as one in which it did.
