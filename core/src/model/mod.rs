@@ -17,7 +17,7 @@ pub mod onnx;
 pub mod packed;
 pub mod scalar;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(feature = "tract")]
 pub mod tract;
 

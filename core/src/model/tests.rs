@@ -84,6 +84,37 @@ fn a_batch_of_any_size_gives_each_row_what_it_gets_alone() {
 }
 
 #[test]
+fn medians_alone_are_those_of_the_whole_prediction() {
+    let model = Model::from_onnx_lean(&model(13, 20, 5)).unwrap();
+    let mut random = Random(6);
+    let rows: Vec<Row> = (0..27).map(|_| random.row()).collect();
+    let (mut whole, mut medians) = (Vec::new(), Vec::new());
+    model.predict(&rows, &mut whole);
+    model.predict_medians(&rows, &mut medians);
+    let is_known = |one: &&Prediction| !one.ttft_ms_p50.is_nan() && !one.tpot_ms_p50.is_nan();
+    assert!(whole.iter().filter(is_known).count() > 10);
+    for (whole, median) in whole.iter().zip(&medians) {
+        assert!(median.ttft_ms_p90.is_nan() && median.tpot_ms_p90.is_nan());
+        // Where the trees cross, the median is the upper one of the sorted.
+        let same = |median: f32, p50: f32, p90: f32| {
+            [p50, p90].map(f32::to_bits).contains(&median.to_bits()) || (median.is_nan() && p50.is_nan())
+        };
+        assert!(same(median.ttft_ms_p50, whole.ttft_ms_p50, whole.ttft_ms_p90), "{median:?} {whole:?}");
+        assert!(same(median.tpot_ms_p50, whole.tpot_ms_p50, whole.tpot_ms_p90), "{median:?} {whole:?}");
+    }
+}
+
+#[test]
+fn what_stands_for_a_median_is_evaluated_with_the_medians() {
+    let bytes = constants(&[("ttft_ms_p50", 9.0), ("ttft_ms_p90", 12.0), ("tpot_ms_p90", 3.0)]);
+    let model = Model::from_onnx(&bytes).unwrap();
+    let mut out = Vec::new();
+    model.predict_medians(&[Row::default()], &mut out);
+    let Prediction { ttft_ms_p50, tpot_ms_p50, tpot_ms_p90, .. } = out[0];
+    assert_eq!((ttft_ms_p50, tpot_ms_p50, tpot_ms_p90), (9.0, 3.0, 3.0));
+}
+
+#[test]
 fn a_packed_model_is_the_model() {
     let bytes = model(2, 10, 4);
     let model = Model::from_packed(&packed::pack(&bytes)).unwrap();
