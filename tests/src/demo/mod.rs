@@ -182,7 +182,9 @@ async fn first_model(trainer: &Trainer, envoy: &Envoy, workload: &Workload, opti
                     "no model was good enough to be published; raise --seconds, so that there is more to learn from",
                 ));
             }
-            Err(_) => tell::line("no model was better than the prior everywhere: more traffic, to learn from alone"),
+            Err(_) => {
+                tell::line("no model was better than the prior everywhere: more traffic, to learn from alone")
+            }
         }
         let more = Options { seed: options.seed + round + 1, ..options.clone() };
         phase::play(Router::Prior, envoy, workload, &more).await?;
