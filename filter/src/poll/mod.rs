@@ -387,11 +387,11 @@ mod tests {
         assert!(poller.resolved(&config, answer));
         assert_eq!(poller.due(&config, 1_700_000)[..1], ask);
         assert!(!poller.resolved(&config, b"\0\0\0\0"));
-        assert_eq!(poller.fleet.pods()[0].address, "10.0.0.7:80");
+        assert_eq!(&*poller.fleet.pods()[0].address, "10.0.0.7:80");
         let elsewhere = tests::config(r#""endpoints":{"addresses":["10.0.0.8:80"]}"#);
         poller.reconfigured(&config, &elsewhere);
         poller.due(&elsewhere, 1_800_000);
-        assert_eq!(poller.fleet.pods()[0].address, "10.0.0.8:80");
+        assert_eq!(&*poller.fleet.pods()[0].address, "10.0.0.8:80");
     }
 
     #[test]

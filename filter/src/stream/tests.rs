@@ -419,7 +419,7 @@ fn answered_with_report(worker: &Worker, more: &[(&str, &str)], report: &str) ->
 fn waiting_at(worker: &Worker, pod: &str) -> Option<f32> {
     let state = worker.vm.state("foretoken/foretoken/pods").unwrap();
     let state = state.borrow();
-    let pod = state.router.fleet().pods().iter().find(|found| found.address == pod)?;
+    let pod = state.router.fleet().pods().iter().find(|found| *found.address == *pod)?;
     pod.scrape.map(|scrape| scrape.waiting_requests)
 }
 

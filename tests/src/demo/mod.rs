@@ -183,7 +183,9 @@ async fn first_model(trainer: &Trainer, envoy: &Envoy, workload: &Workload, opti
                 ));
             }
             Err(_) => {
-                tell::line("no model was better than the prior everywhere: more traffic, to learn from alone")
+                tell::line(
+                    "no model was better than the prior everywhere: more traffic, to learn from alone",
+                );
             }
         }
         let more = Options { seed: options.seed + round + 1, ..options.clone() };
