@@ -65,6 +65,62 @@ fn a_replay_says_who_would_have_served_best() {
     assert!(printed.contains("least mean time to the last token: "), "{printed}");
 }
 
+/// A replay of these rows, its cells without the trace's name.
+fn replayed(name: &str, rows: &[String], more: &[&str]) -> serde_json::Value {
+    let (trace, json) = (scratch(&format!("{name}.csv")), scratch(&format!("{name}.json")));
+    std::fs::write(&trace, format!("arrival_ms,input_tokens,output_tokens\n{}", rows.concat())).unwrap();
+    let mut arguments = vec!["replay", trace.to_str().unwrap(), "--pods", "2", "--policy", "round-robin"];
+    arguments.extend(["--json", json.to_str().unwrap()].iter().chain(more));
+    text(&sim(&arguments));
+    let mut cells: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    cells[0]["workload"].take();
+    cells
+}
+
+#[test]
+fn a_trace_is_replayed_in_order_of_time_whatever_the_order_of_its_lines() {
+    let rows: Vec<String> = (0..300).map(|at| format!("{},{},30\n", at * 90, 400 + at)).collect();
+    let sorted = replayed("sorted", &rows, &[]);
+    let mut turned = rows.clone();
+    turned.reverse();
+    assert_eq!(sorted, replayed("turned", &turned, &[]));
+    let mut one_off = rows.clone();
+    one_off.rotate_right(1);
+    assert_eq!(sorted, replayed("one-off", &one_off, &[]));
+}
+
+#[test]
+fn a_limit_takes_the_beginning_of_the_trace_at_its_own_rate() {
+    let slow = (0..100).map(|at| format!("{},500,20\n", at * 1000));
+    let fast = (0..400).map(|at| format!("{},500,20\n", 100_000 + at * 10));
+    let rows: Vec<String> = slow.chain(fast).collect();
+    let cells = replayed("limit", &rows, &["--limit", "100"]);
+    assert!((cells[0]["rate"].as_f64().unwrap() - 100.0 / 99.0).abs() < 1e-6, "{cells}");
+}
+
+#[test]
+fn nobody_who_reads_on_is_no_failure_and_the_file_is_written_all_the_same() {
+    let (trace, json) = (scratch("unread.csv"), scratch("unread.json"));
+    std::fs::write(&trace, "arrival_ms,input_tokens,output_tokens\n0,300,5\n900,300,5\n").unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_foretoken-sim"))
+        .args([
+            "replay",
+            trace.to_str().unwrap(),
+            "--policy",
+            "round-robin",
+            "--json",
+            json.to_str().unwrap(),
+        ])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(std::fs::metadata(&json).unwrap().len() > 100);
+}
+
 #[test]
 fn wrong_input_is_told_with_the_fix() {
     let trace = scratch("wrong.csv");
@@ -78,6 +134,21 @@ fn wrong_input_is_told_with_the_fix() {
         ),
         (vec!["bench", "--config", "{", "--workload", "churn"], "--config"),
         (vec!["calibrate"], "--splitwise"),
+        (vec!["bench", "--quick", "--load=nan"], "--load"),
+        (vec!["bench", "--quick", "--pods=0"], "--pods"),
+        (vec!["bench", "--quick", "--requests=0"], "--requests"),
+        (vec!["bench", "--quick", "--rate-per-pod=inf"], "--rate-per-pod"),
+        (vec!["bench", "--quick", "--threads=0"], "--threads"),
+        (vec!["bench", "--quick", "--traces", "/no/such"], "--traces /no/such: there is no such folder"),
+        (vec!["bench", "--quick", "--json", "/no/such/file"], "there is no folder /no/such"),
+        (vec!["bench", "--quick", "--json", "same", "--html", "same"], "another option writes there"),
+        (vec!["bench", "--quick", "--policy", "no-such"], "no policy `no-such`"),
+        (vec!["bench", "--quick", "--config", r#"{"policy":{"no-such":1}}"#], "--config"),
+        (vec!["bench", "--quick", "--trainer", "/no/such"], "--trainer /no/such: there is no such file"),
+        (vec!["replay", trace.to_str().unwrap(), "--limit", "0"], "--limit"),
+        (vec!["replay", trace.to_str().unwrap(), "--pods", "0"], "--pods"),
+        (vec!["replay", trace.to_str().unwrap(), "--rate", "0"], "--rate"),
+        (vec!["replay", "/no/such"], "cannot read trace /no/such"),
     ] {
         let output = sim(&arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();

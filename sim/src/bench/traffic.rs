@@ -14,7 +14,7 @@ pub enum Source {
     Synthetic(Shape),
     /// A trace, its lengths divided.
     Trace {
-        /// Its rows.
+        /// Its rows, in order of arrival.
         rows: Arc<Vec<TraceRow>>,
         /// Divisor of token counts.
         scale: u32,
@@ -103,7 +103,8 @@ impl Traffic {
                 let spare = rows.len() - count;
                 let from = (seed as usize).wrapping_mul(7_919) % (spare + 1);
                 let part = &rows[from..from + count];
-                let span_us = part.last().map_or(0, |row| row.arrival_us) - part[0].arrival_us;
+                let at_us = |row: Option<&TraceRow>| row.map_or(0, |row| row.arrival_us);
+                let span_us = at_us(part.last()).saturating_sub(at_us(part.first()));
                 let native = count as f64 / (span_us as f64 / 1e6).max(1e-9);
                 let options =
                     TraceOptions { scale: *scale, speed: rate / native, seed, ..TraceOptions::default() };

@@ -5,14 +5,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use foretoken_sim::bench::event::Event;
-use foretoken_sim::bench::fit::Trainer;
 use foretoken_sim::bench::matrix::Rate;
 use foretoken_sim::bench::plan::Block;
-use foretoken_sim::bench::policies::{ABLATIONS, FORETOKEN, Models};
+use foretoken_sim::bench::policies::{ABLATIONS, FORETOKEN, Models, make};
 use foretoken_sim::bench::pool::Pool;
 use foretoken_sim::bench::{Matrix, html, traffic};
 use foretoken_sim::rivals::{ORACLES, RIVALS};
 use indicatif::{ProgressBar, ProgressStyle};
+
+use super::common::{self, Scratch};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -42,11 +43,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     policy: Vec<String>,
     /// Only this load, as a share of the best policy's sustained rate (repeatable).
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = common::share)]
     load: Vec<f64>,
     /// Only this many pods (repeatable).
-    #[arg(long, value_name = "N")]
-    pods: Vec<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pods: Vec<u16>,
     /// Only this hardware: equal or mixed (repeatable).
     #[arg(long, value_name = "POOL", value_parser = ["equal", "mixed"])]
     pool: Vec<String>,
@@ -54,10 +55,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     seed: Vec<u64>,
     /// Requests of a cell, as a share of the usual.
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = common::share)]
     requests: Option<f64>,
     /// Requests a second for each pod at load 1, instead of searching.
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = common::rate)]
     rate_per_pod: Option<f64>,
     /// Take the sustained rates from the JSON of an earlier run instead of searching: the same load for another version
     /// or other policies.
@@ -80,8 +81,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CHANGE", value_parser = ["added", "slowed", "killed"])]
     event: Vec<String>,
     /// Runs at once.
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Name all traffic and policies, and run nothing.
     #[arg(long)]
     list: bool,
@@ -93,14 +94,29 @@ struct Rates {
     rates: Vec<Rate>,
 }
 
+/// These, each once, in their order.
+fn once<T: PartialEq + Clone>(all: &[T]) -> Vec<T> {
+    let mut kept: Vec<T> = Vec::new();
+    for one in all {
+        if !kept.contains(one) {
+            kept.push(one.clone());
+        }
+    }
+    kept
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    common::check_outputs(&[("--json", &args.json), ("--html", &args.html)])?;
+    if let Some(folder) = args.traces.as_ref().filter(|folder| !folder.is_dir()) {
+        bail!("--traces {}: there is no such folder", folder.display());
+    }
     let mut traffic = traffic::all(args.traces.as_deref())?;
     if args.list {
-        println!("workloads: {}", traffic.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", "));
-        println!("policies: {FORETOKEN}, {}, {}", RIVALS.join(", "), ORACLES.join(", "));
-        for (name, what) in ABLATIONS {
-            println!("  {name:27} {what}");
-        }
+        let names = traffic.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
+        let policies = format!("{FORETOKEN}, {}, {}", RIVALS.join(", "), ORACLES.join(", "));
+        let ablations: String =
+            ABLATIONS.iter().map(|(name, what)| format!("  {name:27} {what}\n")).collect();
+        common::print(&format!("workloads: {names}\npolicies: {policies}\n{ablations}"))?;
         return Ok(ExitCode::SUCCESS);
     }
     for name in &args.workload {
@@ -111,21 +127,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     traffic.retain(|one| args.workload.is_empty() || args.workload.contains(&one.name));
     let mut matrix = Matrix::new(traffic, args.quick);
     if !args.policy.is_empty() {
-        matrix.policies.clone_from(&args.policy);
+        matrix.policies = once(&args.policy);
         matrix.ablations.clear();
     }
     if !args.load.is_empty() {
-        matrix.loads.clone_from(&args.load);
+        matrix.loads = once(&args.load);
     }
     if !args.pods.is_empty() {
-        matrix.pods.clone_from(&args.pods);
+        matrix.pods = once(&args.pods).into_iter().map(usize::from).collect();
     }
     if !args.pool.is_empty() {
         let pool = |name: &String| if name == "mixed" { Pool::Mixed } else { Pool::Equal };
-        matrix.pools = args.pool.iter().map(pool).collect();
+        matrix.pools = once(&args.pool).iter().map(pool).collect();
     }
     if !args.seed.is_empty() {
-        matrix.seeds.clone_from(&args.seed);
+        matrix.seeds = once(&args.seed);
     }
     let chosen = [&args.workload, &args.policy, &args.pool];
     let numbers = [args.load.len(), args.pods.len(), args.seed.len()];
@@ -146,7 +162,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("{} is not the JSON of a bench", path.display()))?;
         matrix.rates = Some(earlier.rates);
     }
-    matrix.threads = args.threads.unwrap_or(matrix.threads);
+    matrix.threads = args.threads.map_or(matrix.threads, usize::from);
     for event in Event::ALL.iter().filter(|event| args.event.iter().any(|name| name == event.name())) {
         matrix.blocks.extend(
             matrix
@@ -168,8 +184,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         );
     }
 
-    let scratch = Scratch::new()?;
-    let models = models(args, &scratch)?;
+    let scratch = Scratch::new("bench")?;
+    let models = Models {
+        trainer: common::trainer(args.trainer.as_deref(), args.xgboost.as_deref(), &scratch)?,
+        start: None,
+        config: serde_json::from_str(&args.config).context("--config is not JSON")?,
+    };
+    // Names and configuration are wrong now or never: not after the search for the rates.
+    make(FORETOKEN, 1, 1, &models, 0).context("--config")?;
+    for policy in &matrix.policies {
+        make(policy, 1, 1, &models, 0).context("--policy")?;
+    }
     let bar = ProgressBar::new(0).with_style(
         ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}")
             .unwrap_or(ProgressStyle::default_bar()),
@@ -179,11 +204,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    let untrained = |cell: &&foretoken_sim::bench::Cell| cell.by_model == 0.0 && cell.fit_refused.is_some();
-    if let Some(cell) = report.cells.iter().find(untrained) {
-        let reason = cell.fit_refused.as_deref().unwrap_or_default();
-        eprintln!("foretoken-sim: {} on {} ran untrained: {reason}", cell.policy, cell.workload);
-    }
+    common::tell_untrained(&report.cells);
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
@@ -191,47 +212,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.html {
         std::fs::write(path, html::page(&report)).with_context(|| format!("writing {}", path.display()))?;
     }
-    super::replay::table(&report.cells);
+    let mut text = super::replay::table(&report.cells);
     for (name, reached, goal, less) in html::goals(&report) {
         if let Some(reached) = reached {
             let met = if less { reached <= goal } else { reached >= goal };
-            println!("{} {name}: {reached:.3} (goal {goal})", if met { "met   " } else { "missed" });
+            let word = if met { "met   " } else { "missed" };
+            text += &format!("{word} {name}: {reached:.3} (goal {goal})\n");
         }
     }
-    println!("{} runs in {:.0} s", report.cells.len(), report.wall_s);
+    text += &format!("{} runs in {:.0} s\n", report.cells.len(), report.wall_s);
+    common::print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn models(args: &Args, scratch: &Scratch) -> anyhow::Result<Models> {
-    let config = serde_json::from_str(&args.config).context("--config is not JSON")?;
-    let mut arguments = Vec::new();
-    if let Some(library) = &args.xgboost {
-        arguments.extend(["--xgboost-lib".to_owned(), library.display().to_string()]);
-    }
-    let binary = args.trainer.clone().or_else(Trainer::beside);
-    if binary.is_none() {
-        eprintln!(
-            "foretoken-sim: no foretoken-trainer here, so foretoken runs untrained; give it with --trainer"
-        );
-    }
-    let trainer = binary.map(|binary| Trainer::new(&binary, &scratch.0, arguments));
-    Ok(Models { trainer, start: None, config })
-}
-
-/// A folder for the files of fits, gone at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("foretoken-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Nothing is lost with what cannot be removed.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

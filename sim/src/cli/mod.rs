@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod common;
 mod load;
 mod pods;
 mod profiles;

@@ -14,6 +14,8 @@ use foretoken_sim::lessons::{Lesson, next_begin_ms, on_drawn_hardware, on_hardwa
 use foretoken_sim::workloads::Shape;
 use serde_json::json;
 
+use super::common;
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     foretoken-sim samples --drawn 70 --out samples.ndjson\n  \
@@ -78,6 +80,7 @@ fn lessons(args: &Args) -> anyhow::Result<Vec<Lesson>> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let lessons = lessons(args)?;
+    common::check_outputs(&[("--out", &Some(args.out.clone()))])?;
     let model = match &args.model {
         None => None,
         Some(path) => {
@@ -86,7 +89,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     };
     let writing = || format!("writing {}", args.out.display());
-    let mut out = BufWriter::new(File::create(&args.out).with_context(writing)?);
+    // Under its name there is all of it or nothing, whatever ends the run.
+    let mut partial = args.out.clone();
+    if args.out.is_file() || !args.out.exists() {
+        partial.as_mut_os_string().push(".partial");
+    }
+    let mut out = BufWriter::new(File::create(&partial).with_context(writing)?);
     let (mut began_ms, mut written, mut runs) = (0, 0, Vec::new());
     for lesson in &lessons {
         let taught = lesson.run(model.as_ref())?;
@@ -99,15 +107,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         began_ms = next_begin_ms(began_ms, taught.length_ms);
         let figures = taught.figures;
         if !args.json {
-            println!(
-                "{:50} {:>6} requests, {:>4} lost; TTFT {:>8.1} ms, TPOT {:>6.1} ms, E2E {:>9.1} ms",
+            common::print(&format!(
+                "{:50} {:>6} requests, {:>4} lost; TTFT {:>8.1} ms, TPOT {:>6.1} ms, E2E {:>9.1} ms\n",
                 lesson.name,
                 figures.requests,
                 figures.lost,
                 figures.ttft_ms.mean,
                 figures.tpot_ms.mean,
                 figures.e2e_ms.mean
-            );
+            ))?;
         }
         runs.push(json!({
             "name": lesson.name, "requests": figures.requests, "lost": figures.lost, "hit_rate": figures.hit_rate,
@@ -115,10 +123,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }));
     }
     out.flush().with_context(writing)?;
-    if args.json {
-        println!("{}", json!({"out": args.out, "samples": written, "runs": runs}));
+    std::fs::rename(&partial, &args.out).with_context(writing)?;
+    common::print(&if args.json {
+        format!("{}\n", json!({"out": args.out, "samples": written, "runs": runs}))
     } else {
-        println!("{written} samples in {}", args.out.display());
-    }
+        format!("{written} samples in {}\n", args.out.display())
+    })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -30,13 +30,24 @@ const MAX_BLOCKS: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file.
-    #[error("cannot read trace {path}: {source}")]
+    #[error("cannot read trace {path}")]
     File {
         /// Which.
         path: String,
         /// Why.
         source: std::io::Error,
     },
+    /// What is in a file.
+    #[error("{path}")]
+    In {
+        /// Which.
+        path: String,
+        /// What is wrong with it.
+        source: Box<TraceError>,
+    },
+    /// A file with a header alone.
+    #[error("{0}: the trace has no requests")]
+    Empty(String),
     /// Neither text nor gzip.
     #[error("the trace is not UTF-8 text (nor gzip of it): {0}")]
     NotText(String),
@@ -120,14 +131,21 @@ impl Format {
     }
 }
 
-/// Reads a trace file.
+/// Reads a trace file, in order of arrival.
 ///
 /// # Errors
 /// [`TraceError`] names the line and field.
 pub fn read_file(path: &Path) -> Result<Vec<TraceRow>, TraceError> {
     let bytes = std::fs::read(path)
         .map_err(|source| TraceError::File { path: path.display().to_string(), source })?;
-    read_trace(&bytes)
+    let mut rows = read_trace(&bytes)
+        .map_err(|source| TraceError::In { path: path.display().to_string(), source: Box::new(source) })?;
+    if rows.is_empty() {
+        return Err(TraceError::Empty(path.display().to_string()));
+    }
+    // Logs are often written when requests end.
+    rows.sort_by_key(|row| row.arrival_us);
+    Ok(rows)
 }
 
 /// Reads a trace.
