@@ -84,7 +84,7 @@ fn a_trace_is_replayed_in_order_of_time_whatever_the_order_of_its_lines() {
     let mut turned = rows.clone();
     turned.reverse();
     assert_eq!(sorted, replayed("turned", &turned, &[]));
-    let mut one_off = rows.clone();
+    let mut one_off = rows;
     one_off.rotate_right(1);
     assert_eq!(sorted, replayed("one-off", &one_off, &[]));
 }
