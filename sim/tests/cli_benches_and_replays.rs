@@ -125,7 +125,15 @@ fn nobody_who_reads_on_is_no_failure_and_the_file_is_written_all_the_same() {
 fn wrong_input_is_told_with_the_fix() {
     let trace = scratch("wrong.csv");
     std::fs::write(&trace, "arrival_ms,input_tokens,output_tokens\n1,2,x\n").unwrap();
+    let table = scratch("table.csv");
+    std::fs::write(
+        &table,
+        "model,hardware,tensor_parallel,prompt_size,batch_size,token_size,prompt_time_ms,token_time_ms\n\
+         m,h,2,512,1,128,196.2,NaN\n",
+    )
+    .unwrap();
     for (arguments, expected) in [
+        (vec!["calibrate", "--splitwise", table.to_str().unwrap()], "line 2: `token_time_ms` is \"NaN\""),
         (vec!["replay", trace.to_str().unwrap()], "trace line 2: `output_tokens`"),
         (vec!["bench", "--workload", "no-such"], "bench --list"),
         (

@@ -24,8 +24,8 @@ pub enum TableError {
         /// What is there.
         header: String,
     },
-    /// A value is no number.
-    #[error("{path}, line {line}: `{column}` is {value:?}; use a number")]
+    /// A value is no count and no time.
+    #[error("{path}, line {line}: `{column}` is {value:?}; use a number from 0 up")]
     Value {
         /// The file.
         path: String,
@@ -137,11 +137,9 @@ impl Column<'_> {
 
     fn number(&self, line: usize, cells: &[String]) -> Result<f64, TableError> {
         let text = self.text(cells);
-        text.parse().map_err(|_| TableError::Value {
-            path: self.table.path.clone(),
-            line,
-            column: self.name,
-            value: text,
+        // No count and no time is less than nothing, and one without end would be the only one that is fitted.
+        text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0).ok_or_else(|| {
+            TableError::Value { path: self.table.path.clone(), line, column: self.name, value: text }
         })
     }
 
