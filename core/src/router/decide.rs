@@ -12,6 +12,7 @@ use crate::fallback::{Reason, Rung};
 use crate::features::Row;
 use crate::load::PodLoad;
 use crate::model::Prediction;
+use crate::model::kernel::LANES;
 use crate::policy::{Cost, Placing, cost, order, tpot_level};
 use crate::prefix::{PrefixMatch, Survival};
 use crate::prior::{Demand, Prior};
@@ -156,8 +157,16 @@ impl Router {
             return Err(Reason::NoCandidates);
         }
         self.fill_rows(&candidates, &size, model_key, now_us);
-        let asks = terms.targets.any() || terms.is_sheddable() || self.lists_all;
-        let (rung, reason) = self.predict(&candidates, if asks { Tails::All } else { Tails::OfChoices });
+        let count = if self.lists_all {
+            candidates.len()
+        } else {
+            usize::try_from(self.config.pick.count).unwrap_or(1).max(1)
+        };
+        let asks = terms.targets.any() || terms.is_sheddable();
+        // Few pods are one block for the kernel: to come back for the choices' tails costs more than all at once.
+        let tails =
+            if asks || candidates.len() <= LANES.max(2 * count) { Tails::All } else { Tails::OfChoices };
+        let (rung, reason) = self.predict(&candidates, tails);
 
         let policy = &terms.weigh(&self.config.policy, &self.config.priority);
         let reuse_share = self.reuse.share();
@@ -189,11 +198,6 @@ impl Router {
             Rung::Model | Rung::Prior => costs.iter().map(|cost| cost.total_ms(policy)).collect(),
         };
         let tie_share = policy.tie_share;
-        let count = if self.lists_all {
-            candidates.len()
-        } else {
-            usize::try_from(self.config.pick.count).unwrap_or(1).max(1)
-        };
         let random = self.next_random();
         let predicted = matches!(rung, Rung::Model | Rung::Prior);
         let priced =
@@ -201,7 +205,7 @@ impl Router {
         let ranked = order(priced.as_ref().unwrap_or(&totals), tie_share, random);
         let shed = if predicted { self.judge(terms, &candidates, random) } else { None };
         let chosen = ranked.get(..count.min(ranked.len())).unwrap_or_default();
-        if rung == Rung::Model && !asks {
+        if rung == Rung::Model && tails == Tails::OfChoices {
             self.add_tails(&candidates, chosen);
         }
         let choice = |at: usize| -> Option<Choice> {
@@ -324,6 +328,11 @@ impl Router {
     fn add_tails(&mut self, candidates: &[Candidate], chosen: &[usize]) {
         let Some(model) = &self.model else { return };
         let scratch = &mut self.scratch;
+        // A graph gives all of its outputs at once, and a model without percentiles has none to add.
+        let lacks = |one: &Prediction| one.ttft_ms_p90.is_nan() || one.tpot_ms_p90.is_nan();
+        if !chosen.iter().filter_map(|at| scratch.predictions.get(*at)).any(lacks) {
+            return;
+        }
         scratch.chosen_rows.clear();
         scratch.chosen_rows.extend(chosen.iter().filter_map(|at| scratch.rows.get(*at)).copied());
         model.predict(&scratch.chosen_rows, &mut scratch.chosen_predictions);

@@ -66,23 +66,24 @@ fn terms(priority: i32, ttft_ms: f32) -> Terms {
 }
 
 #[test]
-fn the_choices_of_a_request_that_asks_for_no_time_have_percentiles_too() {
-    let mut router = busy_router();
-    let model = crate::model::Model::from_onnx(&crate::model::testing::model(3, 20, 5)).unwrap();
-    router.set_model(Some(Arc::new(model)), 1);
-    let asked = request(1, 16);
-    let predictions = |router: &mut Router, terms: &Terms| {
-        let decision = router.decide_on(&asked, terms, 1_000_100).unwrap();
-        assert_eq!(decision.rung, crate::fallback::Rung::Model);
-        let mut all: Vec<_> =
-            decision.choices.into_iter().map(|choice| (choice.address, choice.prediction)).collect();
-        all.sort_by(|a, b| a.0.cmp(&b.0));
-        all
-    };
-    let plain = predictions(&mut router, &Terms::default());
-    assert!(plain.iter().all(|(_, said)| said.ttft_ms_p90 >= said.ttft_ms_p50), "{plain:?}");
-    // A target that anything meets changes nothing but that all percentiles are needed.
-    assert_eq!(plain, predictions(&mut router, &terms(0, 1e9)));
+fn choices_have_percentiles_however_many_pods_there_are() {
+    for pods in [2, 30] {
+        let mut router = router(1);
+        let mut fleet = Fleet::default();
+        fleet.set_members((0..pods).map(|pod| (format!("10.0.0.{pod}:80"), true)));
+        router.set_fleet(fleet);
+        let model = crate::model::Model::from_onnx(&crate::model::testing::model(3, 20, 5)).unwrap();
+        let model = Arc::new(model);
+        router.set_model(Some(Arc::clone(&model)), 1);
+        let decision = router.decide(&request(1, 16), 1_000_100).unwrap();
+        assert_eq!((decision.rung, decision.candidates), (crate::fallback::Rung::Model, pods));
+        let mut whole = Vec::new();
+        for choice in &decision.choices {
+            assert!(choice.prediction.ttft_ms_p90 >= choice.prediction.ttft_ms_p50, "{choice:?}");
+            model.predict(&[choice.row], &mut whole);
+            assert_eq!(whole, [choice.prediction]);
+        }
+    }
 }
 
 #[test]

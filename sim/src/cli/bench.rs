@@ -106,7 +106,7 @@ fn once<T: PartialEq + Clone>(all: &[T]) -> Vec<T> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    common::check_outputs(&[("--json", &args.json), ("--html", &args.html)])?;
+    common::check_outputs(&[("--json", args.json.as_deref()), ("--html", args.html.as_deref())])?;
     if let Some(folder) = args.traces.as_ref().filter(|folder| !folder.is_dir()) {
         bail!("--traces {}: there is no such folder", folder.display());
     }

@@ -28,9 +28,9 @@ pub(super) fn rate(text: &str) -> Result<f64, String> {
 }
 
 /// Refuses outputs that could not be written, before anything is run for them.
-pub(super) fn check_outputs(outputs: &[(&str, &Option<PathBuf>)]) -> anyhow::Result<()> {
+pub(super) fn check_outputs(outputs: &[(&str, Option<&Path>)]) -> anyhow::Result<()> {
     let mut seen: Vec<&Path> = Vec::new();
-    for (option, path) in outputs.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))) {
+    for (option, path) in outputs.iter().filter_map(|(option, path)| Some((option, (*path)?))) {
         if path.is_dir() {
             bail!("{option} {} is a folder; name a file", path.display());
         }

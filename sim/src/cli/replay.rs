@@ -55,7 +55,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    common::check_outputs(&[("--json", &args.json)])?;
+    common::check_outputs(&[("--json", args.json.as_deref())])?;
     let mut rows = read_file(&args.file)?;
     if rows.len() < 2 {
         bail!("{} has {} requests; a replay needs at least 2", args.file.display(), rows.len());

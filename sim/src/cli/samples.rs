@@ -80,7 +80,7 @@ fn lessons(args: &Args) -> anyhow::Result<Vec<Lesson>> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let lessons = lessons(args)?;
-    common::check_outputs(&[("--out", &Some(args.out.clone()))])?;
+    common::check_outputs(&[("--out", Some(&args.out))])?;
     let model = match &args.model {
         None => None,
         Some(path) => {
